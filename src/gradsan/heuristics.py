@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 INITIALISERS = frozenset({"reset_parameters", "init_weights", "_init_weights", "initialize"})
-"""Methods that give parameters their first values: a read of a parameter there is no use of it.
+"""Methods that initialise parameters: a read of a parameter there does not count as use.
 
 Needed by a model whose forward reads ``self.pos.data`` and whose ``init_weights`` reads ``self.pos``. A report depends
 on the bytecode of the forward.

@@ -78,7 +78,7 @@ def _under_no_grad(once: BuiltOnce) -> Lines:
 
 
 def _holder_bound(once: BuiltOnce) -> Frame | None:
-    """Where ``grams`` of ``grams["b"]`` is bound, ``self.grams`` before ``self``, and ``batch`` of ``batch.value``."""
+    """The frame binding ``grams`` of ``grams["b"]``, ``self.grams`` before ``self``, ``batch`` of ``batch.value``."""
     if not isinstance(once.name, str):
         return None
     chain = once.name.partition("[")[0]

@@ -17,7 +17,7 @@ from gradsan.diagnose.history import events_of, joined, way_of, way_of_failure
 from gradsan.model import Confidence, Conflict, Diagnosis, Evidence, Failure, Label, Message, Moment, PathNode
 
 ASKED = "autopsy"
-"""``Use.via`` where no backward has run: someone asked what one would stop at."""
+"""``Use.via`` where no backward has run: the user requested a check of what would fail."""
 
 _KEPT = 5
 # Their steps and counts are known only where the run was watched.

@@ -10,7 +10,7 @@ from gradsan.diagnose.levels import place
 from gradsan.model import Conflict, Diagnosis, Event, EventKind, Failure, Moment, Passed, PathClue, PathNode
 
 LONGEST_REPEATED = 12
-"""Nodes of one round of a loop, at most."""
+"""Largest number of Nodes in one iteration of a loop."""
 
 _FIRST_SHOWN = 6
 _LAST_SHOWN = 5

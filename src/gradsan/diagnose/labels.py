@@ -18,7 +18,7 @@ from gradsan.model import Frame, Label, Message, Role, Site, Write
 
 _ASSIGNMENT = "[...] ="
 _TARGETS_NAMED = 3
-"""How many inputs a label names whose gradients need the value; of more it names one."""
+"""Number of inputs whose gradients need the value that a label names; of more it names one."""
 
 _LONGEST_ASSIGNMENT = 36
 """Characters of a target and a value that are shown; a longer value is left out."""

@@ -11,14 +11,14 @@ from gradsan.diagnose.failures import explain
 from gradsan.model import Failure, Frame, Site
 
 _FREED = ("GS401", "GS402", "GS404", "GS403")
-"""A carried state and two losses on one forward are what a graph is walked twice for, most of the time."""
+"""Most second backwards are due to a carried state or to two losses on one forward."""
 _REST_OF_CHECK = "[torch.FloatTensor …], which is output … of …, is at version …; expected version … instead"
 _REST_OF_FREED = (
     "or directly access saved tensors after they have already been freed. Saved intermediate values of the graph are "
     "freed when you call .backward() or autograd.grad(). Specify retain_graph=True if you need to backward through the "
     "graph a second time or if you need to access saved tensors after calling backward"
 )
-"""What follows the pattern of that message."""
+"""The text after the pattern of that message."""
 _RESTS = {
     "freed_graph": f" ({_REST_OF_FREED})",
     "unused_in_graph": ". Set allow_unused=True if this is the desired behavior.",
@@ -81,7 +81,7 @@ def _choice(group: re.Match[str]) -> str:
 
 
 def _of_version_check(message: str) -> tuple[str, ...]:
-    # A leaf is no output of an operation; what a layer saves of its weight is a view of it.
+    # A leaf is no output of an operation; a layer saves a view of its weight.
     output_of = _OUTPUT_OF.search(message)
     is_parameter = "is at version" in message and (output_of is None or output_of[1] in _VIEWS_OF_PARAMETERS)
     return _PARAMETER if is_parameter else _RESULT

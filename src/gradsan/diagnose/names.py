@@ -126,7 +126,7 @@ _LINEAR = {
     "mm": {"self": 0, "mat2": 1},
     "linear": {"input": 0, "weight": 1, "bias": 2},
 }
-"""By the operation that ``F.linear`` becomes: the place of each input among its arguments."""
+"""The argument position of each input, by the operation that ``F.linear`` becomes."""
 
 _OPERATORS = {"@": ("mm", "mv", "bmm", "matmul", "dot"), "*": ("mul",), "/": ("div",), "+": ("add",), "**": ("pow",)}
 _PLAIN = frozenset({"functional.py", "_tensor.py"})

@@ -11,9 +11,9 @@ from gradsan.diagnose.levels import place, user_frames
 from gradsan.model import Fix, Frame, Lines, Message, Site
 
 LEFT_UNRECORDED = "help.left_unrecorded_how"
-"""How a change is told that mends the gradient of the value as it was saved, and leaves the write without one."""
+"""Message key of a change that fixes the gradient of the saved value, and leaves the write without one."""
 LEFT_CONSTANT = "help.left_constant_how"
-"""How a change is told that lets a gradient without a graph stay what it is: nothing is learnt through it."""
+"""Message key of a change that leaves a gradient without a graph: nothing is learnt through it."""
 
 
 def for_unrecorded(facts: Facts, name: str | Message) -> tuple[Fix, ...]:

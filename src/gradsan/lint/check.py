@@ -87,9 +87,9 @@ def _lines(text: str, places: list[int]) -> tuple[int, ...]:
 
 
 _UNPROVEN = frozenset({"GS401", "GS402", "GS404", "GS405", "GS409", "GS705"})
-"""Codes that are never sure: of 19 such hits on sources that nobody had read, one was right (docs/how-to/lint.md).
+"""Codes that are never certain: of 19 such hits on unseen sources, one was right (docs/how-to/lint.md).
 
-They hang on what other files' functions do with a graph.
+They depend on the use of a graph by other files' functions.
 """
 
 

@@ -25,7 +25,7 @@ GLUE = frozenset(
         *("unbind", "unflatten", "unsafesplit", "unsafeview", "unsqueeze", "view"),
     }
 )
-"""Nodes that change how a tensor is looked at: any call may make them beside its own."""
+"""Nodes that only change the view of a tensor: any call may make them beside its own."""
 
 _MAKES = {
     name: frozenset(nodes.split())

@@ -124,7 +124,7 @@ class RehearsedLog:
         return [raw for raw in self.writes() if raw[0] > clock]
 
     def _raw(self, number: int, storage: int) -> tuple[Any, ...]:
-        """One write in a core's format; only an expanded tensor has a shape."""
+        """One write in a core's format; the region of an expanded tensor only shows that it is expanded."""
         event = self.events[number]
         offset, shape, strides, itemsize = (0, (2,), (0,), 0) if event.expanded else self._shape
         kind = "out" if not event.name.endswith("_") else "setitem" if event.name == "__setitem__" else "inplace"

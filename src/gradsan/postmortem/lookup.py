@@ -16,7 +16,7 @@ from gradsan import _torch
 from gradsan.graph.live import own_attribute
 
 NUMBERS = (int, float, complex, bool, str, bytes, type(None))
-"""What is no object with an identity of its own."""
+"""Types of values without an identity of their own."""
 
 _TENSOR_VIEWS = frozenset({"data", "T", "mT", "H", "mH", "real", "imag"})
 
@@ -193,7 +193,7 @@ class _Unknown:
 
 
 UNKNOWN: Final[Any] = _Unknown()
-"""The ``thing`` of a value of which no live object is known."""
+"""The ``thing`` of a value without a known live object."""
 
 _imagined = itertools.count(-1, -1)
 

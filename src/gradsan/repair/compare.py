@@ -18,7 +18,7 @@ _ROUNDINGS_OF_ALL = 2
 """The same relative to the norm of all gradients of a step: a gradient that is nothing but rounding has no digits."""
 
 ENOUGH = 3
-"""Steps of every optimizer of a run that was not let run to its end, for it to tell of the training."""
+"""Steps of every optimizer that make a run which was stopped before its end comparable."""
 
 _EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 _NUMBERS_COMPARED = 20_000

@@ -26,10 +26,10 @@ _KEEPS_VALUES = frozenset(
         "recompute_forward",
     }
 )
-"""Kinds after which the first forward computes what it did: no write is lost, and none is read that came after it."""
+"""Kinds after which the first forward computes the same: no write is lost, and no later write is read."""
 
 _MEANT = frozenset({"help.loss_recorded", "help.value_recorded", "help.layer_out_of_place"})
-"""Sentences of kinds that keep values elsewhere: what was written past the graph is to count, a residual to stay."""
+"""Messages of kinds that keep values elsewhere: a write past the graph is meant to count, a residual to stay."""
 
 
 def _keeps_values(fix: Fix) -> bool:
@@ -394,7 +394,7 @@ def _rank(tried: Tried, named: int, was_refused: bool) -> tuple[object, ...]:
 
 
 def _standing(tried: Tried) -> tuple[int, bool]:
-    """The rank of the training's closeness to that of the program as written, and whether it changes it unasked."""
+    """The rank of the training by closeness to the original's, and whether it changes in a way that is not implied."""
     verdict = tried.fix.verification.training
     is_preserved = tried.fix.meaning == "preserved"
     # A fix that was not compared (no reference) may declare that it does not preserve the training.

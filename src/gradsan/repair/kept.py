@@ -27,7 +27,7 @@ from gradsan.repair.search import Found, Limits
 
 _WEEK = 7 * 24 * 3600.0
 _LARGEST_READ = 1 << 24
-"""Bytes of a file up to which its content is looked at; of larger ones, size and time of change."""
+"""Bytes of a file up to which its content is hashed; of larger ones, size and modification time."""
 _VOLATILE = frozenset(
     {
         *("_", "PWD", "OLDPWD", "SHLVL", "COLUMNS", "LINES", "TERM", "COLORTERM", "TERM_PROGRAM", "WINDOWID", "TTY"),

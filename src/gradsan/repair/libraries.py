@@ -20,7 +20,7 @@ _PYTHON = ("stdlib", "platstdlib")
 _PACKAGES = ("purelib", "platlib")
 _OWN_FOLDER = os.path.join(str(Path(gradsan.__file__).parent), "")  # noqa: PTH118
 _NEVER = frozenset({"torch", "functorch", "gradsan"})
-"""Packages that are no part of a program: what happens in them is what the program asked for."""
+"""Packages that are no part of a program: they do what the program requests."""
 
 
 def is_library(file: str) -> bool:

@@ -45,7 +45,7 @@ _ALLOWANCES = {
     "gradient_reduced_twice": ("own_rank",),
     "gathered_anew": ("gathered_values",),
 }
-"""By the cause of a fault, what a run has to allow so that the program comes past it as it is written."""
+"""The allowances, by the cause of a fault, with which the unchanged program gets past it."""
 
 
 def reference_for(request: Request, faults: Sequence[Diagnosis]) -> Request:
@@ -90,11 +90,11 @@ Agree = Callable[[Message], bool]
 _STEPS_MEASURED = 3
 _FILES_NAMED = 4
 _FURTHER = 8
-"""Times as many steps for a program that is without a fault so far."""
+"""Factor on the number of steps for a program without a fault so far."""
 _TRIALS = 4
-"""At least so many such runs are to fit into the time limit of one."""
+"""The number of such runs that must fit into the time limit of one."""
 _LEAST_SECONDS = 1.0
-"""For each trial, before it may end with fewer than ``Limits.steps`` steps."""
+"""Seconds of each trial before it may end with fewer than ``Limits.steps`` steps."""
 
 
 @dataclass(frozen=True, slots=True)

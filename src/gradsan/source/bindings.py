@@ -45,8 +45,8 @@ _BEFORE_ANY_CALL = frozenset({"__init__", "__new__", "__post_init__"})
 class Carried:
     """``name`` is read at ``consumed_line`` and was bound, a round earlier, at ``bound_line`` by ``source_text``.
 
-    ``bound_at`` is the binding statement as a frame, to be handed to ``detach_at``; its function need not be that of
-    the frame asked about.
+    ``bound_at`` is the binding statement as a frame, for ``detach_at``; its function need not be that of
+    the reading frame.
     """
 
     name: str
@@ -355,7 +355,7 @@ _CONVERSIONS = frozenset(
         "type_as",
     }
 )
-"""What gives a copy, or the very tensor where there is nothing to convert."""
+"""Conversions that return a copy, or the tensor itself where there is nothing to convert."""
 
 
 def taken_for_own(frame: Frame, name: str) -> Literal["conversion", "element"] | None:

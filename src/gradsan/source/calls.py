@@ -229,7 +229,7 @@ def earlier_result(call: Frame) -> SecondName | None:
     given = {node.id for node in ast.walk(expression.node) if isinstance(node, ast.Name)}
     for earlier in statements:
         name, other = _taken(earlier)
-        # A result that the later call is given is an argument of that call: see `reuse.argument_read_later`.
+        # A result passed to the later call is an argument of that call: see `reuse.argument_read_later`.
         is_meant = other == callee and name not in (result, *given) and earlier.lineno < statement.node.lineno
         if not is_meant or any(one.statement is not earlier or one.carried for one in at.get(name, ())):
             continue

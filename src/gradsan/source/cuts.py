@@ -39,7 +39,7 @@ _DEEPEST = 40
 _MOST = 4_000
 _BINDINGS = 3
 _FUNCTION = 0
-"""In a mark of what has been looked at: a function, no name at a statement."""
+"""Mark in ``Scope.seen`` of a visited function, in contrast to a name at a statement."""
 _METADATA = frozenset({"shape", "device", "dtype", "ndim", "size", "dim", "numel", "requires_grad", "grad"})
 
 
@@ -123,7 +123,7 @@ class _Walk:
         self.visited = 0
 
     def follow(self, node: ast.expr, scope: Scope) -> bool:
-        """Look behind an expression; whether anything behind it may require grad."""
+        """Follow an expression's definitions; whether any of them may require grad."""
         self.visited += 1
         if self.visited > _MOST or scope.depth > _DEEPEST:
             return True

@@ -24,7 +24,7 @@ from gradsan.source.reuse import (
 from gradsan.source.tree import SourceFile, header_nodes, read_source
 
 _CONSTANT = frozenset({"sign", "sgn", "round", "floor", "ceil"})
-"""Operations whose derivative is zero: what they give is data, too."""
+"""Operations whose derivative is zero: their result is data, too."""
 _ABOUT = ("size", "shape", "device", "dtype", "new_")
 _DISCRETE = re.compile(
     r"(^|_)(sign|sgn|round|floor|ceil|trunc)(_|$)|heaviside|binar|ternar|quant|discret|bernoulli|argmax|one_hot"
@@ -210,7 +210,7 @@ def _context(node: ast.AST) -> ast.AST:
 
 
 def _cut_parts(source: SourceFile, statement: ast.stmt) -> Iterator[ast.expr]:
-    """The expressions of a statement whose results are plain numbers."""
+    """The operands of a statement's detaching operations, and its calls without a derivative."""
     for node in header_nodes(statement):
         if not isinstance(node, ast.expr):
             continue

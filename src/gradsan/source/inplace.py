@@ -27,7 +27,7 @@ PIECES = _words("chunk split split_with_sizes unsafe_chunk unsafe_split tensor_s
 
 # The operations under which ``x[i] = v`` reaches PyTorch's dispatcher.
 SETITEM_OPS = _words("__setitem__ copy_ fill_ index_put_ _index_put_impl_ masked_fill_ masked_scatter_ index_fill_")
-# What modules and functionals with ``inplace=True`` run.
+# Operations run by modules and functionals with ``inplace=True``.
 ACTIVATION_OPS = _words(
     """relu_ relu6_ leaky_relu_ rrelu_ rrelu_with_noise_ prelu_ elu_ selu_ celu_ silu_ mish_ hardswish_ hardsigmoid_
     hardtanh_ threshold_ dropout_ alpha_dropout_ feature_dropout_ feature_alpha_dropout_ gelu_ clamp_ clamp_min_

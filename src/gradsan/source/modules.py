@@ -187,7 +187,7 @@ def _is_true(value: ast.expr) -> bool:
 
 
 Shape: TypeAlias = str
-"""``tensor``, ``object``, or what containers there are from the outside in: ``dict``, ``dict/tuple``."""
+"""``tensor``, ``object``, or the nested containers from the outside in: ``dict``, ``dict/tuple``."""
 
 _MAKING_CLASSES = frozenset({"NamedTuple", "make_dataclass", "namedtuple"})
 

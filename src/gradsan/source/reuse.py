@@ -94,11 +94,11 @@ _FACTS = frozenset(
         *("data_ptr", "storage_offset", "_version", "item", "tolist"),
     }
 )
-"""What is the same before and after a write of values, or is there to be shown: it reaches no loss."""
+"""Attributes and functions unaffected by a write of values, or used for display: they reach no loss."""
 _LOOKS = frozenset({"float", "int", "len", "isinstance", "type", "id", "print", "repr", "str"})
 _KEEPS = frozenset({"append", "appendleft", "insert"})
 _COUNTS = _KEEPS | {"backward", "extend"}
-"""Methods whose calls stand alone and still go on to a loss; others that do are there to show something."""
+"""Methods whose calls are bare statements and still contribute to a loss; others only display something."""
 
 
 Scope: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module

@@ -227,7 +227,7 @@ def is_item_of_loop(frame: Frame, name: str) -> bool:
 def walked_over(frame: Frame, name: str) -> tuple[str, bool]:
     """``anchor`` of the ``a`` in ``for p, a in zip(model.parameters(), anchor)`` at ``frame``; else the name itself.
 
-    What a method gives is called after whom it was asked of: ``model`` of ``p``. Whether that is so is the second.
+    The result of a method is named by its receiver: ``model`` for ``p``. The second value says whether it is.
     """
     statement = statement_at(frame)
     inner = [] if statement is None else [one for one in ast.walk(statement.node) if isinstance(one, ast.comprehension)]

@@ -22,7 +22,7 @@ from gradsan.source.targets import target_at, written_target
 from gradsan.source.tree import SourceFile, Span, header_nodes
 
 _STEPS_BACK = 4
-"""Bindings behind each other by which a number is followed back."""
+"""Number of consecutive bindings through which a value is followed back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ GRADIENT_REDUCED_TWICE_ROWS = ("ready_twice",)
 
 
 def gradient_reduced_twice(failure: Failure) -> Diagnosis | None:
-    """Diagnose every such failure; with the calls of reentrant checkpoint, where those are why."""
+    """Diagnose every such failure; with the calls of reentrant checkpoint, where those are the reason."""
     parameter, calls = parts.clue(failure, "parameter"), parts.clues(failure, "checkpoint_call")
     values = {"name": (parameter.name if parameter is not None else None) or Message("label.a_parameter")}
     fixes = (

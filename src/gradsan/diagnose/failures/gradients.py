@@ -138,7 +138,7 @@ HOOK_LOST_ROWS = ("hook_lost",)
 
 
 def hook_lost(failure: Failure) -> Diagnosis | None:
-    """Diagnose every such failure whose view has a name: a note where the hook runs for what used the view earlier."""
+    """Diagnose every such failure whose view has a name: a note where the hook runs for earlier uses of the view."""
     hook, written = parts.clue(failure, "hook"), parts.clue(failure, "written")
     if hook is None or written is None:
         return None

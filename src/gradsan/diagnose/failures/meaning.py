@@ -25,7 +25,7 @@ _ARITHMETIC = frozenset(
         *("__iadd__", "__isub__", "__imul__", "__itruediv__"),
     }
 )
-"""What one does with a loss on purpose; bounds and fills (``clamp_``, ``nan_to_num_``) may be for its display."""
+"""Operations applied to a loss on purpose; bounds and fills (``clamp_``, ``nan_to_num_``) may be for its display."""
 
 
 def loss_changed(failure: Failure) -> Diagnosis | None:
@@ -67,7 +67,7 @@ VALUE_CHANGED_ROWS = ("value_changed",)
 
 
 def value_changed(failure: Failure) -> Diagnosis | None:
-    """Diagnose every such failure whose value has a name at the write as a warning."""
+    """Diagnose, as a warning, every such failure whose value has a name at the write."""
     computed, written, read = (parts.clue(failure, role) for role in ("computed", "written", "read"))
     if computed is None or written is None or read is None or written.site is None:
         return None

@@ -13,7 +13,7 @@ from gradsan.diagnose.failures import parts
 from gradsan.model import Diagnosis, Failure, Label, Lines, Message, NamedTensor
 
 _SHOWN = 40
-"""Characters of a statement that stands in a sentence as it is."""
+"""Characters of a statement that a sentence quotes in full."""
 _KEPT_GRADIENT = "kept_gradient_changed"
 _RETURNED = "results_are_one"
 SECOND_NAME_ROWS = ("second_name_changed", "list_of_one", "argument_changed", _RETURNED, _KEPT_GRADIENT)

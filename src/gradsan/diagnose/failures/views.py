@@ -2,9 +2,9 @@
 
 GS306: a view that came out of a custom Function, or through a module's backward hook, was written.
 
-GS304: a view is used after its base was written, and it is one that cannot follow.
+GS304: a view that autograd cannot rebase is used after its base was written.
 
-GS307: what a custom Function declares with ``mark_dirty`` is not what it returns.
+GS307: a tensor that a custom Function declares with ``mark_dirty`` is not returned.
 
 GS320: a ``__torch_dispatch__`` answered a view operation with a tensor that cannot become a view.
 
@@ -14,7 +14,7 @@ GS315: an in-place activation whose backward cannot be computed from its result.
 
 GS301: a leaf that requires grad was written in place where autograd records.
 
-What to do depends on what the write is: an update or an initialisation belongs under ``no_grad``; a part of the
+The fix depends on the purpose of the write: an update or an initialisation belongs under ``no_grad``; a part of the
 computation makes a new tensor.
 
 GS308: an expanded tensor, whose elements share memory, was written in place.
@@ -356,7 +356,7 @@ def expanded_written(failure: Failure) -> Diagnosis | None:
 
 
 def _found_late(failure: Failure) -> Diagnosis:
-    """Whether backward found the shared memory: a write with a mask or an index succeeds, and its backward fails."""
+    """Diagnose shared memory found by backward: a write with a mask or an index succeeds, and its backward fails."""
     clues = tuple(clue for clue in parts.clues(failure, "overlapping_write") if clue.site is not None)
     frame = None if clues[-1].site is None else clues[-1].site.user_frame
     written = None if frame is None else source.writing_at(frame)

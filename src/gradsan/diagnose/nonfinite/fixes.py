@@ -25,7 +25,7 @@ _HELP = {
     "given": "nonfinite_data",
 }
 _TRIED_AS = {"nonfinite_eps": "positive_eps", "nonfinite_diverged": "clip_gradients", "nonfinite_data": "drop_rows"}
-"""The kinds of those for which a line is found when fixes are tried."""
+"""The kind of the fix with lines that a search tries, by the kind of the advice."""
 _NOT_AT_THE_LINE = frozenset({"gradient_overflow", "learning_rate", "eps_zero", "diverged", "given"})
 
 

@@ -30,7 +30,7 @@ from gradsan.model import (
 CODES = {"forward": "GS601", "backward": "GS602", "update": "GS603", "data": "GS604"}
 _PATH_SHOWN = 3
 _GROWN = 1e3
-"""Times that the loss has grown in the last rounds where a training is said to diverge."""
+"""Growth factor of the loss over the last rounds from which on a training is reported as diverging."""
 
 Reason = Literal[
     "overflow",
@@ -51,7 +51,7 @@ Reason = Literal[
     "plain",
 ]
 _OF_OPERATOR = 2
-"""How many operands ``a / b`` has."""
+"""Number of operands of ``a / b``."""
 _DOMAINS = frozenset(
     {
         *("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "pow", "acos", "asin", "acosh", "atanh", "arccos"),
@@ -80,7 +80,7 @@ _SAID_WITHOUT_ELEMENT: frozenset[Reason] = frozenset(
     {"given", "unwritten", "learning_rate", "eps_zero", "diverged", "empty", "all_masked", "gradient_overflow"}
 )
 COMPILED = "CompiledFunction"
-"""What the call of a compiled graph is called where it is not known which operation inside made a value."""
+"""Name of a compiled graph's call where the operation inside that made a value is unknown."""
 _LARGEST = {"float16": "65504", "bfloat16": "3.39e38", "float32": "3.4e38", "float64": "1.8e308"}
 
 

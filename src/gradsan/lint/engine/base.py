@@ -72,10 +72,10 @@ class Base:
 
     statements_left = 4_000
     trusts = True
-    """Whether what is met here may be told for sure: not in functions that seem to serve evaluation."""
+    """Whether findings here may be certain: not in functions that seem to serve evaluation."""
 
     next_is_root = False
-    """Whether the function that is entered next is read for itself."""
+    """Whether the function that is entered next is analysed by itself."""
 
     def __init__(self, module: ast.Module) -> None:
         """Start with nothing of ``module`` analysed."""
@@ -87,7 +87,7 @@ class Base:
         self.statement: ast.AST = module
         self.functions_run: set[ast.AST] = set()
         self.given: set[Tensor] = set()
-        """What callers gave, and other methods left: it may hang on graphs that are not read."""
+        """Arguments of callers, and values left by other methods: they may have graphs that are not analysed."""
 
     # -- the clock, places, bounds
 

@@ -94,7 +94,7 @@ class Program(Statements):
                 self._functions(node.body, state)
 
     def _is_triggered(self, node: ast.AST, level: int = YES) -> bool:
-        """Whether a function may contain a fault; one whose result is no proof, by the rest of its body."""
+        """Whether a function contains a line of ``triggers``, or of ``proofs`` for a ``level`` below YES."""
         first, last = getattr(node, "lineno", 1), getattr(node, "end_lineno", 1)
         lines = self.triggers if level == YES else self.proofs
         place = bisect_left(lines, first)

@@ -17,7 +17,7 @@ YES: Final = 2
 """Whether a value requires grad, as far as the source shows."""
 
 Way: TypeAlias = tuple[tuple[int, int], ...]
-"""The undecided choices within which something stands: (the choice, its arm), outermost first."""
+"""The undecided choices around a place: (the choice, its branch), outermost first."""
 
 
 def words(text: str) -> frozenset[str]:

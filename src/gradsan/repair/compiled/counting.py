@@ -45,7 +45,7 @@ def tolerance(squared_errors: float, dtype: str, position: int = 0) -> float:
 
 
 _SHARE_OF_BACKWARD = 3.0
-"""Operations of a forward and its backward, by those of the forward."""
+"""Ratio of the operations of a forward and its backward to those of the forward."""
 
 _CONTRACTIONS = ("mm", "bmm", "addmm", "baddbmm", "convolution", "attention", "linear", "einsum", "mv", "dot")
 

@@ -89,7 +89,7 @@ def _finite(value: Any) -> Any:
 
 
 _SHARE_OF_ALL = 1 / 32
-"""Of the norm of all gradients, below which the rounding of one is not relative to its own norm."""
+"""Share of the norm of all gradients below which the rounding of one is not relative to its own norm."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ from gradsan.repair.trials.runner import Runner
 from gradsan.repair.trials.trial import Request, Trial
 
 _PERTURBED = 4.0
-"""Unit roundoffs by which parameters are changed to see how far rounding is carried."""
+"""Unit roundoffs by which parameters are changed to see how rounding grows."""
 _OF_NOISE = 8.0
-"""Times what such a change does, a difference may be rounding."""
+"""Multiple of the effect of such a change up to which a difference may be rounding."""
 _FUNCTIONS_LEFT_OUT = 8
 _UNNOTICED = "compiled_input"
 _LONGEST = 160

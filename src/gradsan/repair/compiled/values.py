@@ -15,7 +15,7 @@ from gradsan.repair.trials.compiling import Function
 
 _SEED = 0
 _SHARE_OF_ALL = 1 / 32
-"""Of the norm of all results, below which the rounding of one is not relative to its own norm."""
+"""Share of the norm of all results below which the rounding of one is not relative to its own norm."""
 
 
 @contextlib.contextmanager

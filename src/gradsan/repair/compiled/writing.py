@@ -138,7 +138,7 @@ def _shows(text: str, allowed: float) -> bool:
         torch.compiler.reset()
         import linecache
 
-        # torch.compile reads the source of what it traces.
+        # torch.compile reads the source of the traced code.
         linecache.cache["<part>"] = (len(text), None, text.splitlines(keepends=True), "<part>")
         exec(compile(text, "<part>", "exec"), variables)
         return bool(max(variables["compare"]()) > allowed)

@@ -289,4 +289,4 @@ _CHANGES: Mapping[str, Callable[[Label], Lines]] = {
     "drop_mark_dirty": _without_mark,
     "no_grad_not_inference": _no_grad_mode,
 }
-"""The change by the kind of the advice."""
+"""The function that makes the changed lines, by the kind of the advice."""

@@ -18,7 +18,7 @@ from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.tree import SourceFile
 
 ALL_AT_ONCE = "fix.steps_behind_all"
-"""The key of the sentence that says this fix."""
+"""The message key of this fix."""
 
 _FEWEST_MOVED = 2
 """One step that moves past one backward is what ``steps.reorder_step`` suggests."""

@@ -280,7 +280,7 @@ def _named(source: SourceFile, walk: _Walk) -> tuple[str, list[Edit]]:
     assert isinstance(walk.call.func, ast.Attribute)
     method, variable = source.span(walk.call.func), source.span(walk.variable)
     at = method.end_column - len("buffers")
-    # A variable that stands alone (`for a in …`) needs no parentheses, but bears them.
+    # A single variable (`for a in …`) needs no parentheses, but allows them.
     return key, [
         Edit(Span(method.end_line, at, method.end_line, method.end_column), "named_buffers"),
         Edit(variable, f"({key}, {walk.variable.id})"),

@@ -40,7 +40,7 @@ def is_harmless(command: str, caller: FrameType | None) -> bool:
 
 
 def _only_prints(command: str) -> bool:
-    # `sh -c "..."` is what shell=True makes of a line.
+    # shell=True turns a line into `sh -c "..."`.
     try:
         words = shlex.split(command)
     except ValueError:

@@ -23,22 +23,22 @@ from gradsan.repair.trials.state import Draws, LeftOver, lasting, random_states,
 from gradsan.repair.trials.trial import Gradients, Moment, Parameters, Recording, Request
 
 _NUMBERS_KEPT = 200_000
-"""Per gradient; of larger ones evenly spaced elements are kept beside the norm."""
+"""Elements kept per gradient; of larger ones evenly spaced elements are kept beside the norm."""
 
 _NUMBERS_LOOKED_AT = 64
-"""Of a leaf, to know it again in the other run."""
+"""Elements of a leaf that identify it in the other run."""
 
 _BYTES_KEPT = 512 * 1024 * 1024
 _MOST_MOMENTS = 24
 _SHARE_OF_TIME = 0.2
-"""Of a run, spent on looking through its variables, and ``_FREE_SECONDS`` in any case."""
+"""Share of a run's time for reading its variables, beside ``_FREE_SECONDS`` in any case."""
 _FREE_SECONDS = 0.3
 ROUNDS = 3
 """Steps of every optimizer after which a training may be compared."""
 _ROUNDS_PAST = 2
 """Of these, those after the place where the program failed: the round that it is in, and a whole one."""
 _BACKWARDS_A_ROUND = 8
-"""Where a program has no optimizer, at most."""
+"""Largest number of backwards in a round where a program has no optimizer."""
 _COARSENESS = {"float64": 1, "float32": 2, "float16": 3, "bfloat16": 4}
 
 
@@ -56,7 +56,7 @@ class Recorder:
         self._until = request.until
         self._compiling = request.compiling
         self.names: dict[str, tuple[str, ...]] = {}
-        """Of parameters, by the key of their optimizer or the label of a leaf, where compiled code is compared."""
+        """Names of parameters, by the key of their optimizer or a leaf's label, where compiled code is compared."""
         self._named: dict[int, str] = {}
         self._began = time.perf_counter()
         self._looked_for = 0.0

@@ -41,13 +41,13 @@ _PATHS_OF = {
     "os.symlink": (1,),
     "sqlite3.connect": (0,),
 }
-"""Audit events of what writes to the file system, with the arguments that are paths written to."""
+"""Audit events of writes to the file system, with the positions of their path arguments."""
 _STARTS = {"subprocess.Popen": (0, 1), "os.system": (0, 0), "os.exec": (0, 1), "os.posix_spawn": (0, 1)}
 _HEARD = frozenset({"open", *_PATHS_OF, *_STARTS})
 _OWN_OF_MULTIPROCESSING = ("resource_tracker", "semaphore_tracker")
 _MOST_READ = 10_000
 Uncovered = tuple[str, str]
-"""What a trial would have done outside of the scratch layer: ``writes`` or ``starts``, and the file or the command."""
+"""An effect of a trial outside of the scratch layer: ``writes`` or ``starts``, and the file or the command."""
 
 
 class Redirecting:

@@ -30,7 +30,7 @@ from gradsan.repair.trials.trial import Request, Trial, answered, environment_of
 
 _MOST_SIDE_BY_SIDE = 4
 _START_SECONDS = 120.0
-"""A server that has not imported everything by then is not waited for."""
+"""Seconds to wait for a server to import everything."""
 
 
 class Runner:
@@ -65,7 +65,7 @@ class Runner:
         """Run the program once for each of ``requests``, up to ``side_by_side`` at a time."""
         if self._server is None or not self.is_warm:
             return [run_trial(request) for request in requests]
-        # A changed package may have been imported ahead, and so may what has imported it.
+        # A changed package may have been imported ahead, and so may its importers.
         fresh = {position for position, one in enumerate(requests) if any(map(is_library, one.files))}
         waiting = deque((position, one) for position, one in enumerate(requests) if position not in fresh)
         found = {position: run_trial(requests[position]) for position in fresh}

@@ -24,7 +24,7 @@ _NAMED_CACHES = (
 )
 _MOST_LINKS = 40
 LARGEST_COPY = 1 << 31
-"""Bytes of a file that is copied because a part of it is to be written."""
+"""Largest size in bytes of a file that is copied for a write to a part of it."""
 
 
 class TooLargeError(Exception):

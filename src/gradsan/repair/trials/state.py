@@ -40,10 +40,10 @@ from gradsan.source.rounds import bound_each_round
 
 _PARTS = 256
 _MOST_ELEMENTS = 1 << 24
-"""Of larger tensors evenly spaced elements are looked at."""
+"""Elements of a tensor that are read; of larger ones evenly spaced elements."""
 _MEASURED: tuple[type[BaseException], ...] = (RuntimeError, TypeError, ValueError)
 _LARGEST_COUNT = 1 << 40
-"""Whole numbers beyond are addresses and times, not counts."""
+"""Largest integer taken for a count; larger ones are addresses and times."""
 
 
 def lasting(spaces: Iterable[Space]) -> list[Space]:
@@ -239,7 +239,7 @@ def _stepped_with(optimizer: Any) -> Iterable[Any]:
 _SEED = 0
 _CLOSE_SECONDS = 100_000.0
 _UNITS = (1.0, 1e3, 1e6, 1e9)
-"""Of a second, in which programs take the time as a seed."""
+"""Units per second in which programs take the time as a seed."""
 _fresh = count(1)
 
 

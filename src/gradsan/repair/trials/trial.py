@@ -220,7 +220,7 @@ def answered(status: int | None, printed: str, complaints: str, result: Path) ->
 
 def environment_of_trials() -> dict[str, str]:
     """The environment of every process of a search."""
-    # Bytecode compiled from a patched text must never be kept for the file on disk; a set of strings is walked in the
+    # Bytecode compiled from a patched text must never be kept for the file on disk; a set of strings is iterated in the
     # order of their hashes, which are drawn anew in every process. Threads of OpenMP that spin while they wait take the
     # cores from the trials beside them (measured: five trials of a GAN on two cores, 30 s, and 10 s without).
     own = {"PYTHONHASHSEED": "0", "OMP_WAIT_POLICY": "PASSIVE"}

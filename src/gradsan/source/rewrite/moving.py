@@ -63,7 +63,7 @@ def move_behind(written: Sequence[Sequence[Frame]], used: Sequence[Frame]) -> Mo
 
 
 def within_block(written: Sequence[Sequence[Frame]], used: Sequence[Frame]) -> Lines:
-    """A ``with`` block that writes on exit, extended over the backward and all statements before it: the changed lines.
+    """A ``with`` block that writes on exit extended over the backward and the statements in between: the changed lines.
 
     Weights that are changed for the duration of the block (noise, an average) are restored when it ends. Stacks as for
     ``move_behind``. Empty where the writes are not those of the exit of one such block before the backward.
@@ -167,7 +167,7 @@ def _mentions_gradients(node: ast.AST) -> bool:
 
 
 Writes: TypeAlias = dict[str, set[tuple[str, frozenset[str]]]]
-"""By the name whose tensors are written, each operation and what it computes with."""
+"""For each name whose tensors are written, the operations and the names that they read."""
 
 
 def _is_put_back(first: Writes, later: Writes) -> bool:

@@ -197,7 +197,7 @@ def zeros_instead(frame: Frame) -> Change | None:
 
 
 def in_float32(frame: Frame, device: str) -> list[Change]:
-    """The operation at ``frame`` in float32: in place, and as a block with autocast disabled."""
+    """The operation at ``frame`` in float32: in its place, and in a block with autocast disabled."""
     found, one = _at(frame)
     if found is None:
         return []

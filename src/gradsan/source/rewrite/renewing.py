@@ -147,7 +147,7 @@ def _slice(source: SourceFile, between: list[ast.stmt], after: list[ast.stmt], o
     again: list[ast.stmt] = []
     for node in reversed(between):
         if isinstance(node, ast.FunctionDef) and node.name in needed:
-            # It reads the variables around it as they are when it is called.
+            # It reads the enclosing variables at the time of its call.
             needed |= names_read([node]) - {one.arg for one in ast.walk(node) if isinstance(one, ast.arg)}
             continue
         bound = names_bound([node])

@@ -61,7 +61,7 @@ def clone_before(frame: Frame, op: str, *, value_first: bool = False) -> Change 
 
     ``value_first`` says that the statement's own value was computed from ``y`` and needs it again: where it is written
     out (``y[i] = y[i] * s``), a line before the copy computes it from ``y`` as it was.
-    None where the written tensor has no name that can be bound anew; see ``out_of_place`` for the notes.
+    None where the written tensor has no name that can be rebound; see ``out_of_place`` for the notes.
     """
     found = target_at(frame, op)
     if found is None:
@@ -80,7 +80,7 @@ def clone_before(frame: Frame, op: str, *, value_first: bool = False) -> Change 
 
 
 def _value_and_clone(source: SourceFile, statement: ast.stmt, name: str, notes: tuple[str, ...]) -> Change | None:
-    """``value = y[i] * s``, ``y = y.clone()`` and ``y[i] = value`` in the place of ``y[i] = y[i] * s``."""
+    """``value = y[i] * s``, ``y = y.clone()`` and ``y[i] = value`` instead of ``y[i] = y[i] * s``."""
     if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Subscript):
         return None
     target, span = statement.targets[0], source.span(statement)
@@ -299,7 +299,7 @@ def wrapped(source: SourceFile, value: ast.expr, statement: ast.stmt, template: 
     if needs_parentheses and isinstance(statement, ast.Assign) and value is statement.value:
         between = Span(*_end(source, statement.targets[-1]), span.line, span.column)
         rest = Span(span.end_line, span.end_column, whole.end_line, whole.end_column)
-        # The value stands in parentheses already: ``h = (a + b)``.
+        # The value is in parentheses already: ``h = (a + b)``.
         if source.slice(between).strip().removeprefix("=").strip() == "(" and source.slice(rest).strip() == ")":
             return [Edit.insert(whole.end_line, whole.end_column, tail)]
     if needs_parentheses:

@@ -153,7 +153,7 @@ def _walks(node: ast.Attribute | ast.Name) -> bool:
 
 
 def _stays_within(source: SourceFile, statements: list[ast.stmt]) -> bool:
-    """Whether nothing else in the file reads the results of ``statements``."""
+    """Whether nothing else in the function (or module) reads the names that ``statements`` bind."""
     names = {name for one in statements if isinstance(one, ast.Assign) for name in assigned_names(one)}
     inside = {node for one in statements for node in ast.walk(one)}
     function = source.function(statements[0])
