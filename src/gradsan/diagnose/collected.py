@@ -177,7 +177,7 @@ def _cut(bridge: Bridge) -> tuple[str, Frame, source.Change] | None:
 
 
 def _holds_several(frame: Frame, name: str, live: str | None) -> bool:
-    """Whether ``name`` is a container: one that the live variable is a part of, or that the source shows to be made."""
+    """Whether ``name`` is a container: one that contains the live variable, or that the source constructs."""
     if live is not None and live.startswith((f"{name}[", f"{name}.")):
         return True
     made = source.definition_of(frame, name)

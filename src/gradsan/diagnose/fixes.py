@@ -290,7 +290,7 @@ def _rebinding(kind: str, facts: Facts, suggested: _Suggested) -> Fix:
 
 
 def copy_within_forward(facts: Facts) -> tuple[Fix, ...]:
-    """The copy for autograd where the very function that saved a parameter writes it again: normalised in a forward."""
+    """The copy for autograd where the function that saved a parameter writes it again: normalised in a forward."""
     saved = facts.conflict.save.site.user_frame
     writing = [user_frames(update.site) for update in facts.updates]
     is_within = saved is not None and all(

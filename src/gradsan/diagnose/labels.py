@@ -41,7 +41,7 @@ _OPERATORS = {**_AUGMENTED, "__setitem__": _ASSIGNMENT}
 
 
 def standard(facts: Facts, *, writes: Iterable[Write] | None = None, used: Message | None = None) -> tuple[Label, ...]:
-    """Saved, written (each line once, with its count), used; ``writes`` and ``used`` replace the usual ones."""
+    """Labels saved, written (each line once, with its count), used; ``writes`` and ``used`` replace the usual ones."""
     shown = facts.writes if writes is None else tuple(writes)
     return (
         *saved(facts),

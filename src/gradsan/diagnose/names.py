@@ -48,7 +48,7 @@ def _written(conflict: Conflict, writes: Iterable[Write]) -> str | None:
 
 
 def _taken_in(writes: Iterable[Write]) -> str | None:
-    """``buffer`` of ``torch.from_numpy(buffer)`` by which memory came in that was then written from outside."""
+    """``buffer`` of the ``torch.from_numpy(buffer)`` that imported the memory, which was then written from outside."""
     frames = [place(write.site) for write in writes if write.kind == "outside" and write.op in _TAKE_IN]
     return next((name for frame in frames if frame is not None and (name := source.first_argument(frame))), None)
 

@@ -57,7 +57,7 @@ _OF_CHECKPOINT = frozenset(
 
 
 def _past_checkpoint(call: ast.Call) -> ast.Call:
-    """``block(x)`` of ``checkpoint(block, x)``; every other call as it is."""
+    """``block(x)`` for ``checkpoint(block, x)``; any other call unchanged."""
     if leaf_name(call.func) != "checkpoint" or not call.args:
         return call
     return ast.Call(call.args[0], call.args[1:], [one for one in call.keywords if one.arg not in _OF_CHECKPOINT])

@@ -307,7 +307,7 @@ def grad_switched_off(frames: Sequence[Frame]) -> Frame | None:
 
 
 def _is_gradient(source: SourceFile, call: ast.Call) -> bool:
-    """Whether the call takes gradients that have no graph."""
+    """Whether the call computes gradients without a graph."""
     creates = (keyword.value for keyword in call.keywords if keyword.arg == "create_graph")
     is_constant = all(isinstance(value, ast.Constant) and value.value is False for value in creates)
     return is_constant and bool(call.args) and dotted_path(source, call.func) == "torch.autograd.grad"

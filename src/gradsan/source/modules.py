@@ -387,7 +387,7 @@ def _is_state_of_lstm(source: SourceFile, binding: Binding) -> bool:
 
 
 def state_given(frame: Frame) -> str | None:
-    """``network`` of ``target.load_state_dict(network.state_dict())`` at ``frame``; None of every other call."""
+    """``network`` of ``target.load_state_dict(network.state_dict())`` at ``frame``; None for any other call."""
     found = expression_at(frame)
     given = found.node.args[:1] if found is not None and isinstance(found.node, ast.Call) else ()
     called = [one.func for one in given if isinstance(one, ast.Call)]

@@ -154,7 +154,7 @@ def read_source(file: str) -> SourceFile | None:
 
 
 def header_nodes(statement: ast.stmt) -> Iterator[ast.AST]:
-    """All nodes of ``statement`` but those of the statements in its blocks and of function bodies."""
+    """All nodes of ``statement`` except those of the statements in its blocks and of function bodies."""
     pending: list[ast.AST] = [statement]
     while pending:
         node = pending.pop()

@@ -1,6 +1,6 @@
 """GS210 to GS212: checkpointed functions and custom Functions whose inputs or kept tensors changed.
 
-GS210: a checkpointed function found something else when it was run again in backward.
+GS210: a checkpointed function read another value when it was recomputed in backward.
 
 GS211: a custom Function kept a tensor as an attribute of ctx, and it was written before backward.
 

@@ -1,8 +1,8 @@
-"""GS120, GS121 and GS201: a counter that moved for nothing, an unknown writer, a check that hooks switched off.
+"""GS120, GS121 and GS201: a counter that moved without a change, an unknown writer, a check disabled by hooks.
 
 GS201: the program's own saved-tensor hooks switched PyTorch's check off, and a value they keep was overwritten.
 
-GS120: the version counter moved, and no byte that was saved has changed.
+GS120: the version counter moved, and no saved byte has changed.
 
 GS121: the version counter moved, and no write that gradsan logged accounts for it.
 """

@@ -1,8 +1,8 @@
-"""GS215 and GS216: a value was changed without autograd's knowledge, and then used on.
+"""GS215 and GS216: a value was changed without autograd's knowledge, and used afterwards.
 
-GS215: a value of the graph was changed where autograd does not record, and then used on.
+GS215: a value of the graph was changed where autograd does not record, and used afterwards.
 
-GS216: a module's forward, or another function, changed a tensor of its caller's, who then read it again.
+GS216: a module's forward, or another function, changed a tensor of its caller's, which then read it again.
 """
 
 from __future__ import annotations

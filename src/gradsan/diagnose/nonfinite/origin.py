@@ -345,7 +345,7 @@ def _base(argument: str, birth: Birth) -> str:
     # A slot of a Node holds an operand of its operation.
     if birth.born == "backward" or argument == "0" or len(birth.operands) < 2:
         return (birth.born == "backward" and birth.name) or "input"
-    # Of operators torch's documentation calls the second one so.
+    # torch's documentation calls the second operand of an operator so.
     is_other = argument == "1" and len(birth.operands) == _OF_OPERATOR
     return "other" if is_other else f"args[{argument}]" if argument.isdigit() else argument
 

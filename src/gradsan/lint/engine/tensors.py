@@ -59,7 +59,7 @@ class Tensors(Base):
                     if len(tensor.memories) == 1 or node is None or content.node is None:
                         node = content.node or node
                     elif content.node is not node:
-                        # One of several that the tensor may be has been written.
+                        # One of several tensors that it may be has been written.
                         node = Node("either", (node, content.node), (), node.site, content.clock, grad)
         return node, grad
 

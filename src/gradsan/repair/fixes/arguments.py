@@ -102,7 +102,7 @@ _STATIC_GRAPH, _KEEP_BUFFERS_LOCAL = "static_graph", "keep_buffers_local"
 
 
 def find_unused_parameters_in_ddp(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """The argument that the diagnosis advises, at every place where a file of its stacks wraps a module."""
+    """The advised argument, at every place where a file of the diagnosis's stacks wraps a module."""
     found: list[Fix] = []
     for kind in (_STATIC_GRAPH, _KEEP_BUFFERS_LOCAL):
         if blocks.advice(diagnosis, kind) is None:

@@ -164,7 +164,7 @@ def record_change(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 
 
 def _whole_block(written: Sequence[Label]) -> tuple[tuple[str, int, str], ...]:
-    """A ``no_grad`` block of nothing but the writes to one name, recorded: a copy of it and the writes."""
+    """A ``no_grad`` block that only writes to one name, recorded: a copy of it and the writes."""
     targets = [target_at(label.frame, label.op or "") for label in written]
     block = next((one[0].source.parents[one[0].statement][0] for one in targets if one is not None), None)
     if not isinstance(block, ast.With) or not blocks.switches_grad_off(block) or len(block.items) > 1:

@@ -164,7 +164,7 @@ def written_for_others(frame: Frame, op: str) -> bool:
 
 
 def written_for_caller(frame: Frame, op: str) -> bool:
-    """The same of an argument that nothing returns or reads afterwards: ``def clip(w): w.clamp_(-1, 1)``."""
+    """The same for an argument that is neither returned nor read afterwards: ``def clip(w): w.clamp_(-1, 1)``."""
     found = target_at(frame, op)
     return found is not None and is_written_for_caller(found[0].source, found[1].node, found[0].node)
 

@@ -36,7 +36,7 @@ def can_rebind(source: SourceFile, target: ast.expr) -> bool:
 
 
 def _is_of_dict(source: SourceFile, element: ast.Subscript) -> bool:
-    """Whether ``fast[name]`` is an element of what its function makes a dict of, or asks for keys or items."""
+    """Whether ``fast[name]`` is an element of a dict: its function binds ``fast`` to one, or calls its ``items()``."""
     scope = source.function(element) or source.module
     key = chain_key(element.value)
     if not isinstance(element.slice, ast.Name) or key is None:

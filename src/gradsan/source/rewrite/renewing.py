@@ -116,7 +116,7 @@ def run_again_for_state(name: str, bound: Frame, updated: Sequence[Frame]) -> tu
 def _behind_writes(
     written: Sequence[Sequence[Frame]], used: Sequence[Frame]
 ) -> tuple[SourceFile, list[ast.stmt], int, int] | None:
-    """The innermost block that has each write and the backward as two statements; the last write's and its index."""
+    """The innermost block in which each write and the backward are two statements; the indices of both (last write)."""
     found: list[tuple[SourceFile, list[ast.stmt], int, int]] = []
     for stack in written:
         above, below = until_apart(stack, used)
