@@ -1,8 +1,8 @@
-"""Clues to a version error that torch.compile met while it built the backward: the traced graph, run once more.
+"""Clues to a version error raised while torch.compile built the backward: the traced graph, run again.
 
-What the compiler had traced is on the traceback, each operation with the line of the program that called it. It is run
-again on tensors of the same sizes without data, and looked at in between: which call made the Node whose saved value
-is out of date, and which calls moved that version. Likewise for compiled functions that write inputs.
+The traced graph is on the traceback, each operation with the line of the program that called it. It is run
+again on tensors of the same sizes without data, and inspected in between: which call made the Node whose saved value
+is stale, and which calls moved that version. Likewise for compiled functions that write inputs.
 
 Roles: ``saved`` (``op`` the Node; ``values``: ``slot``, ``shape``, ``dtype``, ``device``), ``made`` (the call whose
 result the value is, where one of the program's own is), ``written`` (a call that moved the version after the save, or
@@ -24,11 +24,11 @@ TRACED_ROWS = ("compiled_version_error", "compiled_inputs_share")
 
 
 def gather_traced(context: Context) -> tuple[Clue, ...]:
-    """What the second run shows; nothing where this torch leaves no graph on the traceback."""
+    """Return the clues from the second run; empty where this torch leaves no graph on the traceback."""
     graph = _torch.traced_graph(context.error)
     if graph is None:
         return ()
-    # Hooks that deep mode has put in the way of what is saved would hide it.
+    # Saved-tensor hooks of deep mode would hide the saves.
     with torch.enable_grad(), _torch.hushed(), _torch.without_hooks(), _torch.without_data(graph):
         run = _Run(graph)
         results = run.outputs([_without_data(one.meta.get("example_value")) for one in run.placeholders()])
@@ -39,7 +39,7 @@ def gather_traced(context: Context) -> tuple[Clue, ...]:
 
 
 def _first_stale(roots: list[Any]) -> tuple[Any, str, Any] | None:
-    """The Node, slot and tensor at which a backward would stop."""
+    """Return the Node, slot and tensor at which a backward would stop."""
     for node in walk.engine_order(roots):
         for slot, saved in _torch.saved_slots(node):
             tensor = _torch.packed_object(saved)
@@ -54,10 +54,10 @@ def _first_stale(roots: list[Any]) -> tuple[Any, str, Any] | None:
 
 
 class _Run(traced_graphs.TracedRun):
-    """One run of the traced graph, and what there is to say of it."""
+    """One run of the traced graph, with the clues drawn from it."""
 
     def clues(self, node: Any, slot: str, tensor: Any) -> list[Clue]:
-        """What there is to say of the out-of-date value in a slot of ``node``."""
+        """Return the clues about the stale value in a slot of ``node``."""
         storage = _torch.storage_identity(tensor)
         matching = self.call_of(_torch.node_sequence(node))
         if matching is None:
@@ -79,7 +79,7 @@ class _Run(traced_graphs.TracedRun):
         ]
 
     def writes_to_inputs(self) -> list[Clue]:
-        """The calls that wrote an argument of the traced function."""
+        """Return the calls that wrote an argument of the traced function."""
         given = [self.env.get(node) for node in self.placeholders()]
         storages = {_torch.storage_identity(one) for one in given if torch.is_tensor(one)}
         return [
@@ -90,7 +90,7 @@ class _Run(traced_graphs.TracedRun):
 
 
 def _without_data(example: Any) -> Any:
-    """A tensor like ``example``, on the same kind of tensors without data; what is no tensor as it is."""
+    """Return a tensor like ``example``, without data; other values unchanged."""
     if not torch.is_tensor(example):
         return example
     fresh = torch.empty_like(example, requires_grad=False)

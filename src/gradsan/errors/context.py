@@ -1,4 +1,4 @@
-"""Context of an error: what a topic of clues may look at while they are gathered."""
+"""Context of an error: the state that a topic of clues may read while they are collected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradsan.record.steps import BackwardRecord
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a topic of clues may look at; it lives only while they are gathered.
+    """The state that a topic of clues may read; it lives only while they are collected.
 
     ``site`` is where the error was raised, ``frames`` the frames of that stack, innermost last, with their variables;
     ``frame`` is the one of the user frame (None where the stack has none). ``values`` are the groups of the row's
@@ -36,7 +36,7 @@ class Context:
 
     @property
     def is_at_statement(self) -> bool:
-        """Whether a line of the user's raised it, outside of any backward or in what a backward calls."""
+        """Whether a line of the user's raised it, outside of any backward or in code called by one."""
         if self.backward is None or self.frame is None:
             return self.backward is None
         entries = [at for at, frame in enumerate(self.frames) if _torch.enters_engine(frame)]

@@ -1,4 +1,4 @@
-"""Clues to errors of DistributedDataParallel and FullyShardedDataParallel: which parameters, whose they are.
+"""Clues to errors of DistributedDataParallel and FullyShardedDataParallel: the parameters and their owners.
 
 Roles: ``parameter`` (``name`` in the wrapped module; ``values``: ``owner``, the class whose attribute it hangs on,
 ``attribute``; ``site`` the definition of that class's forward), ``past_backward`` (the last backward before),
@@ -25,7 +25,7 @@ _PARAMETERS_SHOWN = 8
 
 
 def gather_data_parallel(context: Context) -> tuple[Clue, ...]:
-    """The parameters that the message numbers or names, then where they were left out, or reduced twice."""
+    """Return the parameters that the message numbers or names, and where they were left out, or reduced twice."""
     if context.row == "hooks_on_freed":
         return tuple(_past(context))
     if context.row == "ready_twice":
@@ -58,7 +58,7 @@ def _past(context: Context) -> Iterator[Clue]:
 
 
 def _checkpoints(context: Context) -> Iterator[Clue]:
-    """The calls of reentrant checkpoint in the graph of the outermost backward of the stack."""
+    """Yield the calls of reentrant checkpoint in the graph of the outermost backward of the stack."""
     entry = next((frame for frame in context.frames if _torch.enters_engine(frame)), None)
     if entry is None:
         return
@@ -82,7 +82,7 @@ _REPORTED = 3
 
 
 def gather_sharded(context: Context) -> tuple[Clue, ...]:
-    """The parameters of the group that the innermost frame of FSDP worked on."""
+    """Return the parameters of the group that the innermost frame of FSDP worked on."""
     names = _torch.flat_parameter_names(context.frames)
     if not names:
         return ()

@@ -1,17 +1,17 @@
-"""Failure: an exception or warning of autograd's other than the version check's, as plain data with its clues.
+"""Failure: an exception or warning of autograd other than the version check's, as plain data with its clues.
 
-The way: :func:`of_exception` recognises the message in the catalogue, reads the stack off the traceback, and asks the
-topic that serves the row. What comes out holds no tensor and no frame. An error of a
-backward is looked at where it leaves the engine, when graph and variables are as they were; the Failure then waits on
+:func:`of_exception` recognises the message in the catalogue, reads the stack from the traceback, and calls the
+topic that serves the row. The result holds no tensor and no frame. An error of a
+backward is examined where it leaves the engine, while graph and variables are unchanged; the Failure is then kept on
 the exception until it is known whether the program ends by it.
 
 A topic is a pair of names in a module of its theme: ``<TOPIC>_ROWS``, the slugs of the catalogue's rows it serves, and
-``gather_<topic>(context)``, which gives the clues of a :class:`gradsan.errors.context.Context` and names their
-roles in its docstring. It is registered in ``_TOPICS``. A clue holds no tensor and no frame; what it says is decided
-here, what it means in ``diagnose/failures``.
+``gather_<topic>(context)``, which returns the clues of a :class:`gradsan.errors.context.Context` and documents their
+roles in the module's docstring. It is registered in ``_TOPICS``. A clue holds no tensor and no frame; its facts are
+found here, their meaning in ``diagnose/failures``.
 
-Whether a warning is shown, once or always, is decided by Python's filters before; only what is shown comes here, and
-goes on as it is.
+Python's filters decide first whether a warning is shown, once or always; only shown warnings come here, and they are
+passed on unchanged.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _TOPICS: tuple[tuple[tuple[str, ...], Callable[[Context], tuple[Clue, ...]]], ..
 
 
 def gather(context: Context) -> tuple[Clue, ...]:
-    """The clues of every topic that serves the row; empty where none does. A topic that fails is left out."""
+    """Return the clues of every topic that serves the row. A topic that fails is left out."""
     found: list[Clue] = []
     for rows, look in _TOPICS:
         if context.row in rows:
@@ -83,7 +83,7 @@ def of_exception(
     backward: BackwardRecord | None = None,
     inputs: tuple[Any, ...] = (),
 ) -> Failure | None:
-    """The Failure that ``error`` is; None for exceptions that the catalogue does not know."""
+    """Return the Failure behind ``error``; None for exceptions that the catalogue does not know."""
     waiting = kept_on(error)
     if waiting is not None:
         return waiting
@@ -108,7 +108,7 @@ def of_exception(
 
 
 def _compiled_frames(message: str) -> tuple[Frame, ...]:
-    """The lines that torch.compile names as those of the user's code it was tracing, outermost first."""
+    """Return the lines that torch.compile reports as the user's code it was tracing, outermost first."""
     _, found, traced = message.partition("from user code:")
     if not found:
         return ()
@@ -118,25 +118,25 @@ def _compiled_frames(message: str) -> tuple[Frame, ...]:
 
 
 def _up_to_user(site: Site) -> tuple[Frame, ...]:
-    """The frames of a stack down to the user frame."""
+    """Return the frames of a stack down to the user frame."""
     last = max((index for index, frame in enumerate(site.frames) if frame.is_user), default=-1)
     return site.frames[: last + 1]
 
 
 def kept_on(error: BaseException) -> Failure | None:
-    """The Failure that waits on an exception, if one does."""
+    """Return the Failure kept on an exception, or None."""
     waiting = getattr(error, _WAITING, None)
     return waiting if isinstance(waiting, Failure) else None
 
 
 def keep_on(error: BaseException, failure: Failure) -> None:
-    """Let ``failure`` wait on its exception; exceptions that take no attributes are looked at anew later."""
+    """Keep ``failure`` on its exception; exceptions without settable attributes are examined again later."""
     with contextlib.suppress(AttributeError, TypeError):
         setattr(error, _WAITING, failure)
 
 
 def of_warning(recorder: Any, message: Any, category: type[Warning]) -> Failure | None:
-    """The Failure that a warning of the catalogue is, with the clues of its row; None for all others."""
+    """Return the Failure for a warning of the catalogue, with the clues of its row; None for all others."""
 
     kinds = [kind.__name__ for kind in category.__mro__]
     found = recognise(kinds, str(message))

@@ -1,12 +1,12 @@
-"""Clues to "backward through the graph a second time": which earlier backward freed the graph, and what hangs on it.
+"""Clues to "backward through the graph a second time": the backward that freed the graph, and live variables on it.
 
-A freed Node says only that it was freed. The Nodes that this backward itself has run are freed by now as well; what
-tells them apart is their number, and the graph of the earlier loss where that is still alive.
+A freed Node shows only that it was freed. The Nodes that this backward itself has run are freed by now as well; they
+are told apart by their number, and by the graph of the earlier loss where that is still alive.
 
 Roles: ``needed`` (this backward), ``freed_by`` (the earlier one), ``saved`` (the call that made the freed Node),
-``bridge`` (the tensor by which the new graph hangs on the freed one) with ``bridge_made`` and ``bridge_taken`` (the
+``bridge`` (the tensor by which the new graph depends on the freed one) with ``bridge_made`` and ``bridge_taken`` (the
 calls around it), ``updated`` (a step between the two backwards), ``borrowed`` (a tensor by which one of the losses
-hangs on a network that another optimizer trains) with ``borrowed_made`` and ``borrowed_taken``, ``held`` (a live
+depends on a network that another optimizer trains) with ``borrowed_made`` and ``borrowed_taken``, ``held`` (a live
 variable whose graph leads back to the freed Node; ``values``: the fields of :class:`gradsan.model.Held`), ``way`` (the
 Nodes from the loss to the freed one; ``values``: ``passed``, as in :class:`gradsan.model.Conflict`).
 """
@@ -42,7 +42,7 @@ class Freed(NamedTuple):
 
 
 class _Join(NamedTuple):
-    """The edge by which the new graph hangs on the freed one, ``output`` being which tensor of ``older`` it is.
+    """The edge from the new graph to the freed one; ``output`` is the output number of ``older``.
 
     ``younger`` is None where the root itself was freed.
     """
@@ -53,7 +53,7 @@ class _Join(NamedTuple):
 
 
 def gather_second_backward(context: Context) -> tuple[Clue, ...]:
-    """The clues to a backward that found its graph freed; only ``needed`` where nothing in the log fits."""
+    """Return the clues to a backward that found its graph freed; only ``needed`` if nothing in the log fits."""
     core, backward = context.core, context.backward
     if backward is None or context.backwards is None:
         return ()
@@ -110,13 +110,13 @@ def gather_second_backward(context: Context) -> tuple[Clue, ...]:
 
 
 def _calls_again(step: StepRecord, by: PastBackward, backward: BackwardRecord) -> bool:
-    """Whether a step that still runs has called its closure once more: it updates between two evaluations."""
+    """Whether a running step has called its closure again: it updates between two evaluations."""
     places = [symbolise(one.stack).user_frame for one in (by, backward)]
     return step.end is None and step.clock < by.clock and None not in places and places[0] == places[1]
 
 
 def _saved(node: Any, output: int, call: RawCall | None) -> Clue:
-    """The operation that saved what was freed; that inside a compiled Node, where its graph tells."""
+    """Return the operation whose saves were freed; that inside a compiled Node, if its graph shows it."""
     if call is None:
         return Clue("saved", None, op=node.name())
     op, site = compiled.needed_first(node, output, symbolise(call.stack))
@@ -135,13 +135,13 @@ def _ran_again(context: Context, calls: Iterable[RawCall | None], order: list[An
 
 
 def _others_freed(order: list[Any], node: Any, sequence: int) -> list[Any]:
-    """Further Nodes made before that backward, and freed: one state may be carried beside another."""
+    """Return further freed Nodes made before that backward: several states may be carried."""
     older = (one for one in order if one is not node and (_torch.node_sequence(one) or sequence) < sequence)
     return [one for one in itertools.islice(older, _MOST_LOOKED_AT) if _torch.was_freed(one)]
 
 
 def _cached(node: Any, frame: Any) -> str | None:
-    """What a module calls the parameter that ``node`` computed and ``parametrize.cached()`` keeps."""
+    """Return a module's name of the parameter that ``node`` computed and ``parametrize.cached()`` keeps."""
     for name, tensor in _torch.cached_parametrizations().items():
         order = [] if tensor.grad_fn is None else walk.engine_order([tensor.grad_fn])
         if node not in order:
@@ -155,7 +155,7 @@ def _cached(node: Any, frame: Any) -> str | None:
 
 
 def _borrowed(context: Context, by: PastBackward) -> list[Clue]:
-    """What one of the two losses borrows: the later one, else the one whose backward freed the graph."""
+    """Return the tensors that one of the two losses borrows: the later one, else the one whose backward freed."""
     core, backward = context.core, context.backward
     if backward is None:
         return []
@@ -178,7 +178,7 @@ def _borrowed(context: Context, by: PastBackward) -> list[Clue]:
 
 
 def freed_earlier(order: list[Any], mine: list[PastBackward]) -> Freed | None:
-    """The first Node of ``order`` that one of the backwards ``mine`` (of this thread, oldest first) freed.
+    """Return the first Node of ``order`` that one of the backwards ``mine`` (of this thread, oldest first) freed.
 
     A live loss decides by its graph; one that is gone may have reached every Node older than its root.
     """

@@ -1,4 +1,4 @@
-"""Clues to errors of custom Functions, checkpointing, operators and saved-tensor hooks, as the program declared them.
+"""Clues to errors of custom Functions, checkpointing, operators and saved-tensor hooks of the program.
 
 Roles: ``definition`` (where its forward or backward is defined; ``name`` the Function), ``node`` (the call of
 ``apply``; ``op`` its Node), ``rerun`` (the backward that was running).
@@ -7,14 +7,14 @@ Roles: ``operator`` (the definition of a custom operator: ``name``), ``base_writ
 (a ``__torch_dispatch__`` of the program's: ``name`` its class).
 
 Roles: ``hooks`` (``name``: ``checkpoint``, ``save_on_cpu``, ``allow_mutation_on_saved_tensors``, or another class of
-hooks; ``values``: ``are_outside``, whether they were active already when the region began; then there is no name but
-for checkpoint).
+hooks; ``values``: ``are_outside``, whether they were active before the region began; then only checkpoint
+has a name).
 
 Roles: ``checkpointed`` (the definition of that function, or of the ``__call__`` or ``forward`` of that object:
 ``name``, ``site``; ``values``: ``trains``, whether it has parameters that require grad), ``rerun`` (the backward that
-was running it again).
+was rerunning it).
 
-Roles: ``cached`` (the operation whose result it is: ``op``; ``values``: ``shape``, ``dtype``, ``device``),
+Roles: ``cached`` (the operation that made it: ``op``; ``values``: ``shape``, ``dtype``, ``device``),
 ``base_written`` (the writes to it since, at most three).
 """
 
@@ -40,7 +40,7 @@ CUSTOM_FUNCTIONS_ROWS = ("saved_read_twice", "checkpoint_unpacked_twice", "dirty
 
 
 def gather_custom_functions(context: Context) -> tuple[Clue, ...]:
-    """The Function whose forward or backward was running."""
+    """Return the Function whose forward or backward was running."""
     if context.row == "dirty_not_input":
         return _defined(_applied(context), "forward")
     node = _running(context)
@@ -54,7 +54,7 @@ def gather_custom_functions(context: Context) -> tuple[Clue, ...]:
 
 
 def _running(context: Context) -> Any:
-    """The Node whose backward, a function of the program's, is the innermost of the stack."""
+    """Return the Node whose backward, in Python, is the innermost on the stack."""
     for frame in reversed(context.frames):
         for value in _torch.locals_of(frame).values():
             if isinstance(value, type):
@@ -65,7 +65,7 @@ def _running(context: Context) -> Any:
 
 
 def _applied(context: Context) -> Any:
-    """The Function that is being applied."""
+    """Return the Function that is being applied."""
     for frame in reversed(context.frames):
         if is_application(frame.f_code):
             known = _torch.locals_of(frame)
@@ -90,7 +90,7 @@ _WRITES_SHOWN = 3
 
 
 def gather_operators(context: Context) -> tuple[Clue, ...]:
-    """The operator and its writes; or the classes that take operators over."""
+    """Return the operator and its writes; or the classes that dispatch operators."""
     if context.row in _NOT_FRESH:
         return tuple(_dispatchers(context.frame))[:1]
     function = _torch.checked_operator(context.error)
@@ -103,12 +103,12 @@ def gather_operators(context: Context) -> tuple[Clue, ...]:
 
 
 def _codes(stack: Any) -> tuple[Any, ...]:
-    """The code objects of a raw stack; none of what was read off the source."""
+    """Return the code objects of a raw stack; none for a stack read from the source."""
     return tuple(getattr(stack, "codes", ()))
 
 
 def _dispatchers(frame: Any) -> Iterator[Clue]:
-    """The classes with a ``__torch_dispatch__`` of their own that the user's frames know by name, nearest first."""
+    """Yield the classes with their own ``__torch_dispatch__`` among the user's frames' variables, nearest first."""
     while frame is not None:
         for value in (*_torch.locals_of(frame).values(), *frame.f_globals.values()):
             kind = value if isinstance(value, type) else type(value)
@@ -123,7 +123,7 @@ HOOKS_REFUSED_ROWS = ("hooks_disabled", "hooks_under_transform")
 
 
 def gather_hooks_refused(context: Context) -> tuple[Clue, ...]:
-    """Whose hooks they are, as far as the stack of the error shows."""
+    """Return the owner of the hooks, as far as the stack of the error shows it."""
     are_outside = not place_raised(context.error).endswith(":__enter__")
     name = _torch.owner_of_hooks(context.frames)
     return (Clue("hooks", name=name, values={"are_outside": are_outside}),)
@@ -134,7 +134,7 @@ CHECKPOINTED_ROWS = ("checkpoint_count", "checkpoint_metadata", "checkpoint_inpu
 
 
 def gather_checkpointed(context: Context) -> tuple[Clue, ...]:
-    """The checkpointed function, where it is the program's own."""
+    """Return the checkpointed function, if it is the program's own."""
     rerun = None if context.backward is None else Clue("rerun", symbolise(context.backward.stack))
     for frame in reversed(context.frames):
         for function in _torch.checkpointed_functions(frame):
@@ -155,13 +155,13 @@ def _name(function: Any, code: CodeType) -> str:
 
 
 def _trains(function: Any) -> bool:
-    """Whether a module, or the one whose method or forward it is, has parameters that require grad."""
+    """Whether a module, or that of a method, has parameters that require grad."""
     owner = getattr(function, "__self__", function)
     return isinstance(owner, nn.Module) and any(one.requires_grad for one in owner.parameters())
 
 
 def _code_of(function: Any) -> CodeType | None:
-    """The code of a function or method, or of what a module or another callable object runs."""
+    """Return the code of a function or method, or the code that a module or another callable object runs."""
     code = getattr(function, "__code__", None)
     if code is None:
         kind: Any = type(function)
@@ -174,7 +174,7 @@ CACHED_ROWS = ("cached_overwritten",)
 
 
 def gather_cached(context: Context) -> tuple[Clue, ...]:
-    """The kept tensor, off the frames of checkpoint that found it changed."""
+    """Return the kept tensor, from the frames of checkpoint that found it changed."""
     found = _torch.cached_in_checkpoint(context.frames)
     if found is None:
         return ()

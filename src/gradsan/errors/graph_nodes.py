@@ -1,4 +1,4 @@
-"""Clues to errors that name a Node, or that an earlier statement is at fault for.
+"""Clues to errors that name a Node, or that an earlier statement caused.
 
 Roles: ``node`` (the call that made the Node; ``op`` its name; ``values``: ``needs``, which inputs of a custom Function
 need a gradient), ``definition`` (where a custom Function's backward is defined), ``input`` (what a gradient was asked
@@ -39,7 +39,7 @@ GRAPH_NODES_ROWS = (*_WANTED, *_NAMED, "differentiated_once_only", "output_not_s
 
 
 def gather_graph_nodes(context: Context) -> tuple[Clue, ...]:
-    """What the graph of the failed backward tells."""
+    """Return the clues from the graph of the failed backward."""
     if context.row in _WANTED:
         return tuple(_inputs(context))
     if context.row == "output_not_scalar":
@@ -75,7 +75,7 @@ def _nodes(context: Context) -> Iterator[Clue]:
 
 
 def _def_line(code: Any) -> int:
-    """The line of ``def``, behind the decorators."""
+    """Return the line of ``def``, below the decorators."""
     text = source.source_lines(file_of(code))
     line: int = code.co_firstlineno
     while line <= len(text) and text[line - 1].lstrip().startswith("@"):
@@ -106,7 +106,7 @@ def _inputs(context: Context) -> Iterator[Clue]:
 
 
 def _older_in(node: Any, reached: set[Any]) -> bool:
-    """Whether an in-place operation's Node stands on a Node of the loss's graph."""
+    """Whether the Node of an in-place operation has an input Node in the loss's graph."""
     return node not in reached and any(child in reached for child, _ in node.next_functions if child is not None)
 
 
@@ -126,7 +126,7 @@ LATER_ROWS = ("memory_overlap", "negative_slope", "saved_detached")
 
 
 def gather_later(context: Context) -> tuple[Clue, ...]:
-    """What the logs know; nothing for an error raised at the statement."""
+    """Return the clues from the logs; none for an error raised at the statement."""
     if context.backward is None or context.is_at_statement:
         return ()
     if context.row == "negative_slope":
@@ -153,15 +153,15 @@ def gather_later(context: Context) -> tuple[Clue, ...]:
 
 
 def _described(context: Context, raw: RawWrite) -> dict[str, Any]:
-    """The shape of the written tensor, and further facts where a live variable still holds it.
+    """Return the shape of the written tensor, and further facts if a live variable still holds it.
 
-    What is only read off the source has no shape that is known, and elements of no size.
+    A write read from the source has no known shape; its elements have size 0.
     """
     return {"shape": raw.shape, **_alive(context, raw)} if raw.itemsize else {}
 
 
 def _alive(context: Context, raw: RawWrite) -> dict[str, str]:
-    """Further facts of the written tensor, where a live variable still holds it."""
+    """Return further facts of the written tensor, if a live variable still holds it."""
     for found in naming.find(context.frame, lambda tensor: _torch.storage_identity(tensor) == raw.storage):
         tensor = found.tensor
         return {"dtype": str(tensor.dtype).removeprefix("torch."), "device": str(tensor.device)}

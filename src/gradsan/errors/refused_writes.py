@@ -1,4 +1,4 @@
-"""Clues to writes that PyTorch refuses, to leaves and to views: which tensor, where it was made, which leaves live.
+"""Clues to writes that PyTorch refuses, to leaves and to views: the tensor, where it was made, the live leaves.
 
 Roles: ``target`` (the written tensor, else the operand that the message is about: ``name`` as the source says it,
 ``op`` the operation; ``values``: ``part`` the written expression, ``backwards`` before it and, where it was found,
@@ -67,7 +67,7 @@ def _is_integer(tensor: Any) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex())
 
 
-# The rows whose tensor the source shows as the written one, and, where it does not, how the message knows it.
+# The rows whose tensor the source shows as the written one, and otherwise the test for the message's tensor.
 _OPERAND: dict[str, Callable[[Any], bool]] = {
     "apply_requires_grad": _requires_grad,
     "data_incompatible": _requires_grad,
@@ -108,7 +108,7 @@ WRITTEN_ROWS = (*_OPERAND, *_WRITTEN_ONLY)
 
 
 def gather_written(context: Context) -> tuple[Clue, ...]:
-    """The tensor of the statement; nothing for an error of a backward, and where the source does not show it."""
+    """Return the tensor of the statement; empty for an error of a backward, and where the source does not show it."""
     own = context.site.user_frame
     if own is None or context.frame is None or not context.is_at_statement:
         return ()
@@ -148,7 +148,7 @@ _READING = ("deepcopy_of_result", "inference_saved", "multi_view_base_written", 
 
 
 def _operand(context: Context) -> tuple[str, Any] | None:
-    """The first operand of the statement that the message may mean, also where it lies in an object's attribute."""
+    """Return the first operand of the statement that the message may mean, also in an object's attribute."""
     own, wanted = context.site.user_frame, _OPERAND.get(context.row)
     if own is None or wanted is None or context.frame is None:
         return None
@@ -171,7 +171,7 @@ VIEWS_ROWS = (*_BASE_WRITTEN, "function_view_inplace")
 
 
 def gather_views(context: Context) -> tuple[Clue, ...]:
-    """The writes, or the module."""
+    """Return the writes, or the module."""
     if context.row == "function_view_inplace":
         return _hooked_modules(context)
     if context.frame is None:
@@ -189,7 +189,7 @@ def gather_views(context: Context) -> tuple[Clue, ...]:
 
 
 def _hooked_modules(context: Context) -> tuple[Clue, ...]:
-    """The modules being called that have backward hooks, else those that live variables reach."""
+    """Return the running modules that have backward hooks, else those held by live variables."""
     called = [_torch.locals_of(frame).get("self") for frame in context.frames if frame.f_code.co_name == "_call_impl"]
     running = [one for one in called if isinstance(one, nn.Module) and _torch.has_backward_hooks(one)]
     if running:
@@ -215,7 +215,7 @@ _MOST_BACKWARDS = 16
 
 
 def gather_live(context: Context) -> tuple[Clue, ...]:
-    """The mode, and the clues of the frames from the failing one outwards."""
+    """Return the mode, and the clues of the frames from the failing one outwards."""
     found = [Clue("mode", values={"grad_enabled": torch.is_grad_enabled()})]
     losses = [] if context.backward is None else [one for one in context.backward.outputs if torch.is_tensor(one)]
     found += [
@@ -248,7 +248,7 @@ NON_LEAF_ROWS = ("grad_of_non_leaf",)
 
 
 def gather_non_leaf(context: Context) -> tuple[Clue, ...]:
-    """The tensor whose ``.grad`` is read, where the source names it."""
+    """Return the tensor whose ``.grad`` is read, if the source names it."""
     own = context.site.user_frame
     found = None if own is None else source.expression_at(own)
     if found is None or not isinstance(found.node, ast.Attribute) or context.frame is None:

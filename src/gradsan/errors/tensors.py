@@ -1,4 +1,4 @@
-"""Facts about a tensor that several topics ask for: the call that made it, and the writes to its memory."""
+"""Facts about a tensor that several topics need: the call that made it, and the writes to its memory."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _WRITES_SHOWN = 3
 
 
 def inner_frames(site: Site) -> tuple[Frame, ...]:
-    """The frames below the user frame of ``site``, outermost first."""
+    """Return the frames below the user frame of ``site``, outermost first."""
     own = site.user_frame
     position = max((index for index, frame in enumerate(site.frames) if frame is own), default=len(site.frames))
     return site.frames[position + 1 :]
 
 
 def described(tensor: Any, frame: Any, name: str | None = None) -> dict[str, Any]:
-    """What ``tensor`` is, as plain facts: those of the role ``target`` in :mod:`gradsan.errors.refused_writes`.
+    """Return the facts of ``tensor`` for the role ``target`` in :mod:`gradsan.errors.refused_writes`.
 
-    ``name`` is what the statement calls it.
+    ``name`` is its name in the statement.
     """
     is_passing = name is not None and is_loop_variable(frame, name)
     facts: dict[str, Any] = {
@@ -49,22 +49,22 @@ def described(tensor: Any, frame: Any, name: str | None = None) -> dict[str, Any
 
 
 def made_by(core: Log, tensor: Any) -> Clue | None:
-    """The call that made ``tensor``, as the role ``made``, where a Node tells."""
+    """Return the call that made ``tensor``, as the role ``made``, if it has a Node."""
     if tensor is None or _torch.is_refused(tensor) or tensor.grad_fn is None:
         return None
     return of_node(core, tensor.grad_fn, "made")
 
 
 def of_node(core: Log, node: Any, role: str) -> Clue | None:
-    """The call that made an autograd Node; None where no watched call did."""
+    """Return the call that made an autograd Node; None where no watched call did."""
     made = call_that_made(core, _torch.node_sequence(node), threading.get_ident())
     return None if made is None else Clue(role, symbolise(made.stack), op=node.name(), values={"clock": made.clock})
 
 
 def writes_to(core: Log, tensor: Any) -> tuple[Clue, ...]:
-    """The last logged writes to the memory of ``tensor``, at most three, oldest first: ``base_written``.
+    """Return the last logged writes to the memory of ``tensor``, at most three, oldest first: ``base_written``.
 
-    Going back in the log the versions of one memory fall; where they do not, its address had belonged to another.
+    Backwards in the log the versions of one memory fall; where they do not, another tensor had its address.
     """
     storage, version = _torch.storage_identity(tensor), tensor._version + 1
     found: list[Clue] = []

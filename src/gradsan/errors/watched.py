@@ -1,6 +1,6 @@
-"""Exceptions and warnings of a watched program: when each is looked at. What they are is read by ``failures.py``.
+"""Exceptions and warnings of a watched program: when each is examined; ``failures.py`` classifies them.
 
-That module, and with it those of all topics, is imported at the first that comes: nearly every program has none.
+That module, and with it those of all topics, is imported at the first one: nearly every program has none.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _EXAMINED = "_gradsan_met"
 
 
 class WatchedErrors:
-    """Looks at exceptions while graph and variables are there, and at warnings as they are shown."""
+    """Examines exceptions while graph and variables exist, and warnings as they are shown."""
 
     def __init__(self, recorder: Recorder, checkpoints: Checkpoints, keep: Callable[[Failure], None]) -> None:
-        """``checkpoints`` knows what is recomputed in a backward; ``keep`` takes what is a finding by itself."""
+        """Take ``checkpoints``, which knows recomputations, and ``keep``, which takes separate findings."""
         self._recorder, self._checkpoints, self._keep = recorder, checkpoints, keep
 
     def install(self, patches: Patches) -> None:
-        """Hear of every warning that is shown."""
+        """Watch every warning that is shown."""
         original, run = warnings.showwarning, self._recorder.guard.run
 
         @functools.wraps(original)
@@ -50,7 +50,7 @@ class WatchedErrors:
             self._keep(failure)
 
     def backward_failed(self, backward: BackwardRecord, error: BaseException) -> Conflict | Failure | None:
-        """A backward has ended with an exception; find what lies behind it while graph and variables are there."""
+        """Find the cause of an exception that has ended a backward, while graph and variables exist."""
         from gradsan.errors import failures
 
         found = self._recorder.conflicts
@@ -90,7 +90,7 @@ class WatchedErrors:
             failures.keep_on(error, failure)
 
     def program_ended_by(self, error: BaseException) -> None:
-        """An exception has ended the program or left a watched block: keep the Failure that it is, if any."""
+        """Keep the Failure behind an exception that has ended the program or left a watched block, if there is one."""
         if len(self._recorder.failures) < FINDINGS_KEPT:
             self._recorder.guard.run(functools.partial(self._keep_ending, error))
 

@@ -1,1 +1,1 @@
-"""Origin of NaN and Inf: every result and every gradient is searched, and what made the first bad one is kept."""
+"""Origin of NaN and Inf: every result and every gradient is searched, and the origin of the first bad one is kept."""

@@ -27,12 +27,12 @@ _MOVING = frozenset(
         *("AliasBackward0", "CloneBackward0", "SelectBackward0", "SliceBackward0"),
     }
 )
-"""Nodes whose gradient is what they were given, moved or among zeros: unless a hook changes that, nothing is made."""
+"""Nodes whose gradient is their input, rearranged or padded with zeros: only a hook can make it non-finite."""
 
 
 @dataclass(slots=True)
 class _Run:
-    """One backward: its Nodes, the hooks behind them, and which Nodes were given non-finite gradients by which."""
+    """One backward: its Nodes, the hooks on them, and the origins of the non-finite gradients that Nodes were given."""
 
     nodes: list[Any] = field(default_factory=list)
     handles: list[Any] = field(default_factory=list)
@@ -42,17 +42,17 @@ class _Run:
 
 
 class Backward:
-    """Puts hooks behind the Nodes of a backward, and takes them away when it has ended."""
+    """Puts hooks on the Nodes of a backward, and removes them when it has ended."""
 
     def __init__(self, core: Core, origins: Origins, is_busy: threading.local, on_cut: Any) -> None:
-        """``is_busy`` keeps gradsan from looking at its own calls; ``on_cut`` is called where a graph is too long."""
+        """Take ``is_busy``, which marks gradsan's own calls, and ``on_cut``, called where a graph is too long."""
         self._core, self._origins, self._busy, self._on_cut = core, origins, is_busy, on_cut
         self.inside: Callable[[Any, tuple[Any, ...], Any], Origin | None] | None = None
-        """Where a compiled Node made what is not finite, of the gradients that it was given; None: not known."""
+        """Returns the origin, inside a compiled Node, of its non-finite gradients for given finite ones; or None."""
         self._runs: dict[int, _Run] = {}
 
     def install(self, quietly: Callable[[Callable[[], None]], None]) -> None:
-        """Begin; ``quietly`` does what is more than a look, and keeps its failures from the program."""
+        """Set ``quietly``, which runs the costlier work and keeps its failures from the program."""
         self._quietly = quietly
 
     def begin(self, clock: int, roots: tuple[Any, ...]) -> None:
@@ -76,7 +76,7 @@ class Backward:
                 run.nodes.append(node)
 
     def end(self, clock: int) -> list[tuple[Any, Origin]]:
-        """The leaves that a backward gave non-finite gradients, each with where they came from."""
+        """Return the leaves that a backward gave non-finite gradients, each with their origin."""
         run = self._runs.pop(clock, None)
         if run is None:
             return []
@@ -89,21 +89,21 @@ class Backward:
         return reached
 
     def has(self, clock: int) -> bool:
-        """Whether the backward that began at ``clock`` runs and is watched."""
+        """Whether the backward that began at ``clock`` is running and watched."""
         return clock in self._runs
 
     def given(self, clock: int) -> list[Origin]:
-        """Where the non-finite gradients came from that a running backward has met."""
+        """Return the origins of the non-finite gradients found so far in a running backward."""
         run = self._runs.get(clock)
         return [] if run is None else [origin for origins in run.given.values() for origin in origins]
 
     def leaves(self, clock: int) -> list[Any]:
-        """The leaves of a running backward."""
+        """Return the leaves of a running backward."""
         run = self._runs.get(clock)
         return [] if run is None else run.leaves
 
     def stop(self) -> None:
-        """Take all hooks away, of backwards that have failed, too."""
+        """Remove all hooks, also those of failed backwards."""
         for run in self._runs.values():
             self._let_go(run)
         self._runs.clear()
@@ -111,12 +111,12 @@ class Backward:
     def _let_go(self, run: _Run) -> None:
         for handle in run.handles:
             handle.remove()
-        # The hooks hold the run: without its Nodes that is no circle.
+        # The hooks hold the run: without its Nodes that is no reference cycle.
         run.nodes.clear()
         run.handles.clear()
 
     def _before_leaf(self, run: _Run, node: Any, gradients: Any) -> None:
-        """Look at what a leaf is given after hooks of the program's have changed it."""
+        """Check the gradient of a leaf after hooks of the program's have changed it."""
         gradient = gradients[0]
         if getattr(self._busy, "on", False) or gradient is None or not _torch.is_nonfinite(gradient):
             return
@@ -128,7 +128,7 @@ class Backward:
             run.given.setdefault(node, []).append(origin)
 
     def _after(self, run: _Run, number: int, gradients: Any, given: Any) -> None:
-        """Look at what a Node has made: ``gradients`` for its inputs, of ``given`` ones of its outputs."""
+        """Check the results of a Node: ``gradients`` for its inputs, computed from ``given`` ones of its outputs."""
         if getattr(self._busy, "on", False) or number >= len(run.nodes):
             return
         bad = [(at, one) for at, one in enumerate(gradients) if one is not None and _torch.is_nonfinite(one)]
@@ -140,24 +140,24 @@ class Backward:
         gradient = bad[0][1]
         # Code of the program's ran in the Node, and its own operation was seen.
         inside = self._inside(node, given, came) or self._origins.of(gradient)
-        # Else a Node handed them on, or a hook of the program's put them there.
+        # Else a Node passed them on, or a hook of the program's set them.
         handed = [origin for one in came if (origin := self._origins.of(one)) is not None]
         stack = self.stack_of(node)
-        # What the forward kept may have been bad already, and done no harm there: 0 times inf.
+        # Saved values may have been bad already, without harm in the forward: 0 times inf.
         parents = tuple(run.given.get(node, ())) or tuple(handed) or (() if came else self._kept_bad(node, stack))
         if inside is not None:
             origin = inside
             made = first_cause(inside)[0]
             if made.in_backward and _place(made.stack) == _place(self._running_at()):
-                # No line of the program's made it, but code that a compiler has written for the Node.
+                # No line of the program made it, but code that a compiler has generated for the Node.
                 made.stack = stack or made.stack
         elif came or parents:
             facts = Searched(came[0] if came else gradient)
             how: How = "passed" if parents else "given" if node in run.roots else "untraced"
-            # The program has given it to the backward call.
+            # The program has passed it to the backward call.
             at_call = self._running_at() if how == "given" else None
             origin = Origin(how, node.name(), at_call or stack, facts.value, facts=facts, parents=parents)
-            # Where what came in with the data has met a parameter.
+            # The place where bad input data is first combined with a parameter.
             origin.has_graph = not came
             origin.number = min((parent.number for parent in parents), default=0)
         else:
@@ -172,7 +172,7 @@ class Backward:
             )
             self._origins.keep(gradient, origin)
         for at, one in bad:
-            # ``torch.autograd.grad`` gives it to the program.
+            # ``torch.autograd.grad`` returns it to the program.
             self._origins.link(one, origin)
             if at < len(node.next_functions):
                 child = _watched(node.next_functions[at][0])
@@ -185,9 +185,9 @@ class Backward:
         return self.inside(node, given, self.stack_of(node))
 
     def _kept_bad(self, node: Any, stack: Any) -> tuple[Origin, ...]:
-        """Where values came from that a Node had kept and that were not finite, if another operation made them.
+        """Return the origins of non-finite values that a Node had saved, if another operation made them.
 
-        The -inf of a mask, which the program wrote down, is meant.
+        The -inf of a mask, a constant of the program, is meant.
         """
         known = (self._origins.of(value) for _, value in _values_kept(node) if _torch.is_nonfinite(value))
         found = [(one, first_cause(one)[0]) for one in known if one is not None]
@@ -200,13 +200,13 @@ class Backward:
         )
 
     def _running_at(self) -> Any:
-        """The raw stack of the backward call that this thread works for; None where it is not known."""
+        """Return the raw stack of the backward call that this thread works for; None where it is unknown."""
         running = running_here(self._core)
         return None if running is None else running[1]
 
     def stack_of(self, node: Any) -> Any:
-        """The raw stack of the call that made a Node; None where it is not in the log."""
-        # A thread of the engine's own runs Nodes that the calling thread has made.
+        """Return the raw stack of the call that made a Node; None where it is not in the log."""
+        # A thread of the engine runs Nodes that the calling thread has made.
         running = running_here(self._core)
         thread = threading.get_ident() if running is None else running[2]
         made = call_that_made(self._core, _torch.node_sequence(node), thread)
@@ -214,7 +214,7 @@ class Backward:
 
 
 def _watched(node: Any) -> Any:
-    """The Node that a gradient for ``node`` comes to which is looked at."""
+    """Return the Node whose hook checks a gradient for ``node``: the first one below that computes."""
     while type(node).__name__ in _MOVING and not has_tensor_hooks(node):
         node = node.next_functions[0][0]
     return node
@@ -235,7 +235,7 @@ def _saved(node: Any, facts: Searched) -> Iterator[Operand]:
 
 
 def _values_kept(node: Any) -> Iterator[tuple[str, Any]]:
-    """What a Node had kept, as far as it can be read: before the hooks behind it have run nothing is freed."""
+    """Yield the values that a Node has saved, as far as readable: nothing is freed before its hooks have run."""
     for slot, saved in _torch.saved_slots(node):
         if _torch.is_hooked(saved):
             continue

@@ -1,9 +1,9 @@
-"""Origins of NaN and Inf inside compiled graphs: the operations that were traced, run again without the compiler.
+"""Origins of NaN and Inf inside compiled graphs: the traced operations, run again without the compiler.
 
-A compiled graph is one Node, and none of its operations is called. What Dynamo has traced is a list of operations of
-torch, each with the line that called it. Run on the arguments of the call it makes the same values, so that the first
-of these that is not finite is found as everywhere else. Where it does not (random numbers, arguments written since, a
-graph that cannot be run so), nothing is said of the inside.
+A compiled graph is one Node, and none of its operations is called. Dynamo has traced a list of operations of
+torch, each with the line that called it. Run on the arguments of the call, it makes the same values, so that the first
+non-finite one is found as everywhere else. Where it does not (random numbers, arguments written since, a
+graph that cannot be run this way), the inside stays unknown.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class CompiledCalls:
     """The arguments of the latest calls of compiled graphs, kept until a backward has ended."""
 
     def __init__(self, core: Core, origins: Origins) -> None:
-        """What is found inside goes to ``origins``."""
+        """Start empty; origins inside go to ``origins``."""
         self._core, self._origins = core, origins
         self._arguments: OrderedDict[int, tuple[Any, ...]] = OrderedDict()
 
     def forget(self) -> None:
-        """Let go of all arguments."""
+        """Drop all arguments."""
         self._arguments.clear()
 
     def note(self, args: tuple[Any, ...], result: Any) -> None:
-        """Keep the arguments of one call, if it was one of a compiled graph: ``apply`` of its class."""
+        """Keep the arguments of a call, if it was ``apply`` of a compiled graph's class."""
         node = _compiled_node(result)
         number = None if node is None else _torch.node_sequence(node)
         if number is not None:
@@ -53,7 +53,7 @@ class CompiledCalls:
                 self._arguments.popitem(last=False)
 
     def in_forward(self, result: Any, stack: Any) -> Origin | None:
-        """Where a result of a compiled Node that is not finite was made inside the graph, called at ``stack``."""
+        """Return the origin, inside a compiled graph called at ``stack``, of its non-finite ``result``."""
         node, found = result.grad_fn, self._arguments_of(result.grad_fn)
         if found is None:
             return None
@@ -69,7 +69,7 @@ class CompiledCalls:
         return None
 
     def in_backward(self, node: Any, given: Sequence[Any], stack: Any) -> Origin | None:
-        """Where the backward of a compiled Node, that was ``given`` finite gradients, made others."""
+        """Return the origin of non-finite gradients inside a compiled Node that was ``given`` finite ones."""
         found = self._arguments_of(node)
         if found is None or any(one is not None and _torch.is_nonfinite(one) for one in given):
             return None
@@ -97,7 +97,7 @@ class CompiledCalls:
         return None
 
     def _arguments_of(self, node: Any) -> tuple[_torch.Traced, tuple[Any, ...]] | None:
-        """What was traced of a compiled Node and the arguments of its call, where both are known and fit."""
+        """Return the traced graph of a compiled Node and the arguments of its call; None where unknown or unfitting."""
         number = _torch.node_sequence(node)
         arguments = None if number is None else self._arguments.get(number)
         traced = TRACED.numbered(_torch.compiled_number(node))
@@ -111,40 +111,40 @@ class CompiledCalls:
 
 
 class _InnerForward(Forward):
-    """Looks at the operations of a traced graph; ``site`` is where the present one stands."""
+    """Checks the operations of a traced graph; ``site`` is that of the current one."""
 
     site: Any = None
 
     def stack_here(self) -> Any:
-        """Where the operation stands that is looked at."""
+        """Return the site of the current operation."""
         return self.site
 
 
 class _InnerBackward(Backward):
-    """Looks at the Nodes of the operations of a traced graph."""
+    """Checks the Nodes of the operations of a traced graph."""
 
     def __init__(self, core: Core, origins: Origins, run: TracedRun, site_of_call: Callable[[fx.Node], Any]) -> None:
-        """``run`` has made the Nodes."""
+        """Use the Nodes of ``run``."""
         super().__init__(core, origins, threading.local(), lambda: None)
         self._run, self._site_of_call = run, site_of_call
         self.install(lambda work: work())
 
     def stack_of(self, node: Any) -> Any:
-        """Where the operation stands whose Node this is."""
+        """Return the site of the operation that made a Node."""
         made = self._run.call_of(_torch.node_sequence(node))
         return None if made is None else self._site_of_call(made[1])
 
 
 class _LookedAt(TracedRun):
-    """A run in which each result is looked at."""
+    """A run in which each result is checked."""
 
     def __init__(self, traced: _torch.Traced, forward: _InnerForward, site_of_call: Callable[[fx.Node], Any]) -> None:
-        """``forward`` looks, ``site_of_call`` tells where a call stands."""
+        """Check by ``forward``; ``site_of_call`` returns the site of a call."""
         super().__init__(traced.module())
         self._forward, self._site_of_call = forward, site_of_call
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run one call, and look at what it made."""
+        """Run one call, and check its result."""
         result = super().run_node(n)
         if n.op.startswith("call"):
             args, kwargs = self.fetch_args_kwargs_from_env(n)
@@ -159,7 +159,7 @@ def _compiled_node(result: Any) -> Any:
 
 
 def _known(origin: Origin | None, random: Any) -> Origin | None:
-    """``origin``, with the mark that its elements are others where the run drew random numbers since ``random``."""
+    """Return ``origin``, marked ``redrawn`` if the run has drawn random numbers since ``random``."""
     if origin is not None and not torch.equal(random, torch.get_rng_state()):
         first_cause(origin)[0].redrawn = True
     return origin
@@ -171,7 +171,7 @@ def _site(call: fx.Node, traced: _torch.Traced, stack: Any) -> Any:
 
 
 def _inputs(traced: _torch.Traced, arguments: tuple[Any, ...]) -> list[Any]:
-    """The arguments as leaves of a graph of their own, in the program's memory but where the graph writes them."""
+    """Return the arguments as leaves of a graph of their own, sharing memory except where the graph writes."""
     inside = inside_of(traced)
     places = [None] * len(arguments) if inside is None else inside.places_of_arguments
     written = {write.place for write in inside.writes} if inside is not None else set(places)
@@ -188,7 +188,7 @@ def _leaf(tensor: Any, *, is_written: bool) -> Any:
 
 @contextlib.contextmanager
 def _aside(core: Core, traced: _torch.Traced) -> Iterator[None]:
-    """A block in which the program's state is left alone; what fails there, fails silently: nothing is known then."""
+    """A block that leaves the program's state alone; errors in it are suppressed, and leave the origin unknown."""
     was_active, core.active = core.active, False
     try:
         with contextlib.ExitStack() as modes, contextlib.suppress(Exception):

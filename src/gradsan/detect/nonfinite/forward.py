@@ -22,31 +22,31 @@ _UNWRITTEN = frozenset(
 
 
 class Forward:
-    """Looks at results; what it finds goes to ``origins``, and writes into leaves to ``on_leaf_write``."""
+    """Checks results; origins go to ``origins``, and writes into leaves to ``on_leaf_write``."""
 
     def __init__(self, core: Core, origins: Origins, on_leaf_write: Any) -> None:
-        """``on_leaf_write(tensor, origin)`` is called where a call has made memory of a leaf non-finite."""
+        """Call ``on_leaf_write(tensor, origin)`` where a call has made a leaf non-finite."""
         self._core, self._origins, self._on_leaf_write = core, origins, on_leaf_write
         self._names: dict[tuple[Any, str], str | None] = {}
         self.inside: Callable[[Any, Any], Origin | None] | None = None
-        """Where the result of a call at a stack was made inside a compiled graph; None: not known."""
+        """Returns the origin of a call's result inside a compiled graph; None if unknown."""
 
     def is_harmless(self, args: tuple[Any, ...], result: Any) -> bool:
-        """Whether a result is seen to be finite, or to show memory that has been looked at, at next to no cost."""
+        """Whether a result is known to be finite, or to show checked memory, at next to no cost."""
         if not isinstance(result, torch.Tensor):
             return False
         first = args[0] if args else None
         if result is first:
-            # Where something bad is known, a write may have ended it.
+            # Where bad memory is known, a write may have made it finite.
             return not self._origins and _torch.is_seen_finite(result)
         return _torch.is_view_of(result, first) or _torch.is_seen_finite(result)
 
     def on_result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Look at the result of one call; as ``on_result`` of the core."""
+        """Check the result of one call; as ``on_result`` of the core."""
         if op == "__call__":
             op, args = _torch.operator_called(args)
         if isinstance(result, torch.Tensor):
-            # A view shows memory that has been looked at, and makes no value.
+            # A view shows checked memory, and makes no value.
             in_place = bool(args) and result is args[0]
             if in_place or not _shows_operand(result, args, kwargs):
                 self._look(op, args, kwargs, result, in_place)
@@ -63,7 +63,7 @@ class Forward:
             if in_place and self._origins:
                 self._origins.forget(result)
             return
-        # ``broadcast_tensors`` hands on what has the shape already.
+        # ``broadcast_tensors`` returns tensors that have the shape already unchanged.
         if not in_place and any(one is result for _, one in arguments_of(args, kwargs)):
             return
         is_compiled = op == "apply" and result.grad_fn is not None and _torch.is_compiled_node(result.grad_fn)
@@ -77,7 +77,7 @@ class Forward:
             self._on_leaf_write(result, origin)
 
     def stack_here(self) -> Any:
-        """Where the call stands that is looked at: a raw stack, or a Site."""
+        """Return the place of the current call: a raw stack, or a Site."""
         return self._core.stack(0)
 
     def _origin(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, in_place: bool) -> Origin:
@@ -97,11 +97,11 @@ class Forward:
         elif op in _UNWRITTEN:
             how = "memory"
         elif op == "set_":
-            # Memory that somebody else has filled: a worker of a DataLoader, a file.
+            # Memory filled from outside: a worker of a DataLoader, a file.
             how = "given"
         elif not (operands or in_place):
-            # Neither NaN out of the program's own data (``torch.tensor(rows)``) nor one number of many that is inf is
-            # anybody's intention; -inf may be a mask.
+            # Neither NaN in the program's own data (``torch.tensor(rows)``) nor a single inf among many numbers is
+            # intended; -inf may be a mask.
             how = "given" if facts.has_nan or (facts.has_inf and facts.elements < facts.of) else "constant"
         elif numbers:
             how = "given" if any(kind_of(number) == "nan" for _, number in numbers) else "constant"
@@ -127,7 +127,7 @@ class Forward:
             yield replace(one, name=names.get(one.argument))
 
     def _names_at(self, stack: Any, operands: list[tuple[str, Any]]) -> dict[str, str]:
-        """What the program calls its operands, by their arguments; each is searched once a line."""
+        """Return the program's names of the operands, by argument; each is searched once a line."""
         frame = sys._getframe()
         for at, one in operands:
             if (stack, at) not in self._names:
@@ -141,7 +141,7 @@ class Forward:
         return self._origins.keep(
             tensor,
             Origin(
-                # Data have no Node: what has one was made by an operation.
+                # Data have no Node: a tensor with one was made by an operation.
                 "given" if tensor.grad_fn is None else "untraced",
                 op,
                 stack,
@@ -154,7 +154,7 @@ class Forward:
 
 
 def _shows_operand(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a result is a view of an operand; ``linear`` of three dimensions gives a view of what it has made."""
+    """Whether a result is a view of an operand; ``linear`` of three dimensions returns a view of its own result."""
     if not result._is_view():
         return False
     storage = _torch.storage_or_none(result)

@@ -1,6 +1,6 @@
-"""Notice of a training whose parameters have become NaN or Inf, at the price of one look at each loss.
+"""Notice of a training whose parameters have become NaN or Inf, at the cost of one check of each loss.
 
-The operation that made the value is not looked for: that is what ``search.py`` does, in a mode of its own.
+The operation that made the value is not searched: ``search.py`` does that, in a mode of its own.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 _LARGEST_LOSS = 4_096
 _NAMED = 8
 _REFILLS = frozenset({"copy_", "fill_", "zero_", "set_", "__setitem__", "data"})
-"""What gives a leaf other contents; any other write changes those it has, as an update does."""
+"""Writes that replace a leaf's contents; any other write changes them, as an update does."""
 
 
 class _Pending(NamedTuple):
-    """A loss that was not finite, and the leaves behind it, which were."""
+    """A loss that was not finite, and its leaves, which were finite."""
 
     clock: int
     stack: Any
@@ -42,11 +42,11 @@ class _Pending(NamedTuple):
 
 
 class Notice(Detector):
-    """Looks at the outputs of each backward call, and at leaves only once one of these is not finite.
+    """Checks the outputs of each backward call, and leaves only once one of these is not finite.
 
-    A loss that is not finite does no harm by itself (a ``GradScaler`` skips the step): a finding needs a leaf with NaN,
-    at a later backward or at the end. There is one for a stretch of watching: what follows, follows from it. Outputs on
-    other devices than the CPU are not looked at, because reading them would wait for the device.
+    A non-finite loss does no harm by itself (a ``GradScaler`` skips the step): a finding needs a leaf with NaN,
+    at a later backward or at the end. There is one per stretch of watching: later ones follow from it. Outputs on
+    other devices than the CPU are not checked, because reading them would synchronise.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Notice(Detector):
         settling: Settling,
         report: Callable[[NonFinite], None],
     ) -> None:
-        """``report`` takes the finding; ``settling`` knows the optimizers."""
+        """Report by ``report``; ``settling`` has the optimizers."""
         self._core, self._listeners, self._steps = core, listeners, steps
         self._settling, self._report = settling, report
         self._is_done = False
@@ -65,19 +65,19 @@ class Notice(Detector):
         self._pending: _Pending | None = None
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Begin anew, at the start of a stretch of watching."""
         self._is_done, self._pending = False, None
         self._listeners.call_on_nonfinite(self.look)
         self._first_steps, self._began = self._core.steps, self._core.clock
 
     def leave(self) -> None:
-        """Look no further in this stretch."""
+        """Stop checking in this stretch."""
         self._is_done = True
         self._listeners.call_on_nonfinite(None)
         self._await(None)
 
     def look(self, entry: RawBackward) -> None:
-        """Look at what a backward starts from; as ``listeners.OnNonFinite``."""
+        """Check the outputs that a backward starts from; as ``listeners.OnNonFinite``."""
         if self._is_done or _torch.is_transformed() or _torch.is_profiled():
             return
         with _torch.hushed():
@@ -86,14 +86,14 @@ class Notice(Detector):
                 self._look(entry, bad)
 
     def _before_next(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """See what a loss that was not finite has led to; as ``listeners.BeforeBackward``."""
+        """Check the effect of a non-finite loss; as ``listeners.BeforeBackward``."""
         if self._pending is None or self._pending.clock == entry.clock:
             return
         with _torch.hushed():
             self._follow_up()
 
     def settle(self) -> None:
-        """The stretch has ended: look at what the last losses have led to."""
+        """Check the effect of the last losses, as the stretch ends."""
         if self._is_done:
             return
         with _torch.hushed():
@@ -109,7 +109,7 @@ class Notice(Detector):
                     self._found(spoilt, "after", None, self._core.steps, _searched(spoilt[0]))
 
     def _look(self, entry: RawBackward, loss: Any) -> None:
-        # Not the data: an input whose gradient is wanted is a leaf, too.
+        # Not the data: an input that requires grad is a leaf, too.
         leaves = [
             one for one in _leaves_behind(entry.outputs) if isinstance(one, torch.nn.Parameter) or self._is_trained(one)
         ]
@@ -125,7 +125,7 @@ class Notice(Detector):
             self._await(_Pending(entry.clock, entry.stack, self._core.steps, _searched(loss), known))
 
     def _follow_up(self) -> None:
-        """Whether a loss that was not finite has spoilt its leaves by now."""
+        """Check whether a non-finite loss has spoilt its leaves by now."""
         seen = self._pending
         assert seen is not None
         self._await(None)
@@ -138,14 +138,14 @@ class Notice(Detector):
         self._listeners.call_before_backward(self._before_next, pending is not None)
 
     def _is_trained(self, leaf: Any) -> bool:
-        """Whether steps of this stretch updated a leaf, or statements did that came after a backward."""
+        """Whether steps of this stretch have updated a leaf, or statements after a backward have."""
         if self._steps_of(leaf):
             return True
         began = min((entry[0] for entry in self._core.backward_log if entry[0] >= self._began), default=None)
         storage = _torch.storage_or_none(leaf)
         if began is None:
             return False
-        # The memory of another tensor may have had the address: a leaf's own writes are at most at its version.
+        # Another tensor may have had the address: a leaf's own writes have at most its version.
         return any(
             raw.storage == storage
             and raw.clock > began
@@ -156,7 +156,7 @@ class Notice(Detector):
         )
 
     def _steps_of(self, parameter: Any) -> list[StepRecord]:
-        """The steps of this stretch that updated a parameter, as far as the log goes back."""
+        """Return the steps of this stretch that updated a parameter, as far as the log goes back."""
         storage = _torch.storage_or_none(parameter)
         return [one for one in self._steps.steps if one.clock >= self._began and _has_written(one, storage)]
 
@@ -165,7 +165,7 @@ class Notice(Detector):
         frame = sys._getframe()
         names = [found[0].text for one in spoilt[:_NAMED] if (found := naming.names_of(one, frame))]
         known = self._steps_of(spoilt[0])
-        # The first after the loss that was noticed, else the last of all.
+        # The first one after the noticed loss, else the very last.
         step = next((one for one in known if one.number >= steps), known[-1] if known else None)
         self._report(
             NonFinite(
@@ -199,12 +199,12 @@ def _has_written(step: StepRecord, storage: int | None) -> bool:
 
 
 def _is_spoilt(leaf: Any) -> bool:
-    # Programs write -inf into parameters on purpose; where Inf is a fault, NaN is there a round later.
+    # Programs write -inf into parameters on purpose; a faulty Inf becomes NaN a round later.
     is_bad = _torch.has_elements(leaf) and leaf.is_cpu and _torch.is_nonfinite(leaf)
     return bool(is_bad and torch.isnan(leaf.detach()).any())
 
 
 def _searched(tensor: Any) -> Searched:
-    from gradsan.detect.nonfinite.values import Searched  # no sound run needs it
+    from gradsan.detect.nonfinite.values import Searched  # not needed by a sound run
 
     return Searched(tensor)

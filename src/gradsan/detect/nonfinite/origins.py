@@ -1,4 +1,4 @@
-"""Chain of non-finite results: which operation made each, of which others."""
+"""Origins of non-finite results: the operation that made each, and their chain."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradsan.model import NonFiniteValue, Operand
 
 _KEPT = 4_096
 _UNSEEN = 8
-"""How many Nodes are gone back over to one that is known."""
+"""The number of Nodes searched downwards for a known one."""
 
 How = Literal["made", "nan_of_inf", "constant", "memory", "given", "untraced", "passed", "gradient", "update"]
 
@@ -23,13 +23,12 @@ How = Literal["made", "nan_of_inf", "constant", "memory", "given", "untraced", "
 class Origin:
     """A non-finite result.
 
-    ``how``: ``made`` of finite operands; ``nan_of_inf`` NaN of operands with Inf and no NaN; ``constant`` a number that
-    the program wrote down (a mask's -inf); ``memory`` that nobody had written; ``given`` to the program from outside;
-    ``untraced`` of an operation that was not seen; ``passed`` on from ``parents``; ``gradient`` of a Node whose own
-    gradients were finite; ``update`` by a step.
-    ``number`` counts the origins; ``stack`` is a raw stack. ``in_backward``: the program's own code made it while a
-    backward ran. ``has_graph``: a gradient flows through the result. ``redrawn``: its elements are those of one more
-    run, with other random numbers.
+    ``how``: ``made`` of finite operands; ``nan_of_inf`` NaN from operands with Inf and without NaN; ``constant`` a
+    literal of the program (a mask's -inf); ``memory`` uninitialised; ``given`` to the program from outside;
+    ``untraced`` from an operation that was not seen; ``passed`` on from ``parents``; ``gradient`` of a Node whose own
+    gradients were finite; ``update`` by a step. ``number`` counts the origins; ``stack`` is a raw stack.
+    ``in_backward``: the program's own code made it while a backward ran. ``has_graph``: a gradient flows through the
+    result. ``redrawn``: its elements are those of another run, with other random numbers.
     """
 
     how: How
@@ -55,24 +54,24 @@ class _Entry:
 
 @dataclass(slots=True)
 class Origins:
-    """The origins of non-finite memory, by storage; the oldest are forgotten."""
+    """The origins of non-finite memory, by storage; the oldest are dropped."""
 
     _by_storage: OrderedDict[int, _Entry] = field(default_factory=OrderedDict)
     _by_node: OrderedDict[int, Origin] = field(default_factory=OrderedDict)
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def __bool__(self) -> bool:
-        """Whether there is any."""
+        """Whether an origin is known."""
         return bool(self._by_storage)
 
     def keep(self, tensor: Any, origin: Origin) -> Origin:
-        """Remember where the non-finite values of a tensor came from."""
+        """Store the origin of a tensor's non-finite values."""
         origin.number = next(self._numbers)
         self.link(tensor, origin)
         return origin
 
     def link(self, tensor: Any, origin: Origin) -> None:
-        """Remember that a tensor has the non-finite values of a known origin."""
+        """Note that a tensor has the non-finite values of a known origin."""
         storage = _torch.storage_or_none(tensor)
         if storage:
             self._by_storage[storage] = _Entry(_torch.weak_storage(tensor.untyped_storage()), origin)
@@ -87,12 +86,12 @@ class Origins:
                 self._by_node.popitem(last=False)
 
     def of(self, tensor: Any) -> Origin | None:
-        """What is remembered of a tensor's memory, or of what it was computed from; None where nothing is."""
+        """Return the origin of a tensor's memory, or of the values that it was computed from; None if unknown."""
         storage = _torch.storage_or_none(tensor)
         entry = self._by_storage.get(storage)
         if entry is not None and not entry.life.expired():
             return entry.origin
-        # A call that was not seen stands between: indexing, where the core is the pure one.
+        # A call that was not seen lies in between: indexing, with the pure core.
         node = tensor.grad_fn
         for _ in range(_UNSEEN):
             if node is None:
@@ -104,7 +103,7 @@ class Origins:
         return None
 
     def forget(self, tensor: Any) -> None:
-        """The memory of a tensor is finite again."""
+        """Forget a tensor's memory, which is finite again."""
         self._by_storage.pop(_torch.storage_or_none(tensor), None)
 
     def clear(self) -> None:
@@ -114,9 +113,9 @@ class Origins:
 
 
 def first_cause(origin: Origin) -> tuple[Origin, tuple[Origin, ...]]:
-    """The origin that began what led to ``origin``, and the way from there to it, both ends included.
+    """Return the root cause of ``origin``, and the path from there to it, both ends included.
 
-    Constants are meant: a mask of -inf begins nothing, what makes NaN of it does. Of several that began something the
+    Constants are meant: not a mask of -inf is a cause, but the operation that makes NaN of it. Of several causes the
     earliest counts; where there are only constants, the earliest of those.
     """
     came_from: dict[int, Origin | None] = {id(origin): None}
@@ -140,7 +139,7 @@ def first_cause(origin: Origin) -> tuple[Origin, tuple[Origin, ...]]:
 
 
 def _is_meant(origin: Origin) -> bool:
-    """Whether all that led to an origin are constants."""
+    """Whether all causes of an origin are constants."""
     waiting, seen = [origin], {id(origin)}
     while waiting:
         one = waiting.pop()

@@ -1,4 +1,4 @@
-"""Search for the origin of NaN and Inf, as a mode of watching: what the parts see becomes findings here."""
+"""Search for the origin of NaN and Inf, a mode of watching: turns the origins found by its parts into findings."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _NAMED = 8
 
 
 class NonFiniteSearch:
-    """Searches while a stretch of watching asks for it; what it finds goes to ``report``."""
+    """Searches while a stretch of watching demands it; findings go to ``report``."""
 
     def __init__(self, core: Core, report: Callable[[NonFinite], None], note: Callable[[Message], None]) -> None:
-        """``note`` takes what could not be searched."""
+        """Report by ``report``; ``note`` takes blind spots."""
         self._core, self._put, self._note = core, report, note
         self._found = 0
         self._busy = threading.local()
@@ -59,7 +59,7 @@ class NonFiniteSearch:
         self._losses: list[float] = []
 
     def start(self, patches: Patches, run: Callable[[Callable[[], None]], None]) -> None:
-        """Look at everything from now on; ``patches`` undo it."""
+        """Check everything from now on, until ``patches`` are undone."""
         self._origins.clear()
         self._updates.forget()
         self._found = 0
@@ -100,34 +100,34 @@ class NonFiniteSearch:
         self._backward.stop()
 
     def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Look at the loss, and have the gradients looked at; as ``listeners.BeforeBackward``."""
+        """Check the loss, and register the checks of gradients; as ``listeners.BeforeBackward``."""
         clock, stack, outputs = entry[0], entry[1], entry[3]
         if _torch.is_transformed():
             self._note(Message("blind.nonfinite_transformed"))
         elif _torch.is_compiled_autograd():
             self._note(Message("blind.nonfinite_compiled_backward"))
-        # A backward that a compiler traces computes nothing, and all that is done meanwhile may be traced, too.
+        # A backward traced by a compiler computes nothing, and gradsan's calls might be traced, too.
         elif not _torch.has_modes() and all(_torch.is_seen_finite(one) for one in outputs):
-            # Nearly every backward begins here: nothing is asked that a mode or a class of the program's would see.
+            # Nearly every backward begins here: no mode or class of the program's would notice these calls.
             self._begin(clock, stack, outputs, ())
         elif all(_torch.has_values(one) for one in outputs if _torch.is_tensor(one)):
             self._quietly(lambda: self._begin(clock, stack, outputs, [one for one in outputs if _is_bad(one)]))
 
     def after_backward(self, entry: Any) -> None:
-        """Gather what a backward has left in ``.grad``; as ``listeners.AfterBackward``."""
+        """Collect the gradients that a backward has left in ``.grad``; as ``listeners.AfterBackward``."""
         if not self._backward.has(entry[0]):
             return
         self._compiled.forget()
         if self._bad_losses or self._backward.given(entry[0]):
             self._quietly(lambda: self._end(entry[0], entry[1]))
         else:
-            # Nearly every backward ends here, and nothing is asked of torch.
+            # Nearly every backward ends here, without calls into torch.
             self._backward.end(entry[0])
             self._rounds += 1
             self._pending_loss = None
 
     def failed(self, entry: Any, error: BaseException) -> None:
-        """A backward has ended with an exception; anomaly mode stops at a NaN."""
+        """Report the origin where a backward failed because of a NaN; anomaly mode does that."""
         origins = self._backward.given(entry[0]) if _VALUES.search(str(error)) is not None else []
         if origins and not self._found:
             first = min(origins, key=lambda one: one.number)
@@ -137,13 +137,13 @@ class NonFiniteSearch:
         noticed_before, self._noticed = self._noticed, stack
         losses = [one for one in outputs if _torch.is_tensor(one)]
         roots = tuple(one.grad_fn for one in losses if one.grad_fn is not None)
-        # A class that dispatches would be asked for its number.
+        # A class that dispatches would notice the read of its number.
         is_one = len(losses) == 1 and _torch.has_elements(losses[0]) and losses[0].numel() == 1
         if is_one and not bad and not losses[0].is_complex():
             self._losses = [*self._losses[-_LOSSES_KEPT + 1 :], float(_torch.number(losses[0]))]
         self._backward.begin(clock, roots)
         for leaf in self._backward.leaves(clock):
-            # By identity: the memory of a leaf is asked for only where something bad is written.
+            # By identity: the memory of a leaf is only read where something bad is written.
             if self._leaves.get(id(leaf)) is not leaf:
                 self._leaves.set(id(leaf), leaf)
         if bad:
@@ -151,7 +151,7 @@ class NonFiniteSearch:
             self._look_at_leaves(self._backward.leaves(clock), noticed_before)
 
     def _look_at_leaves(self, leaves: list[Any], noticed: Any) -> None:
-        """Leaves that were made anew of what a round computed: ``p = (p - rate * grad).detach().requires_grad_()``."""
+        """Check leaves remade from results of a round: ``p = (p - rate * grad).detach().requires_grad_()``."""
         spoilt = [
             (leaf, origin)
             for leaf in leaves
@@ -180,14 +180,14 @@ class NonFiniteSearch:
         # A reentrant checkpoint runs a backward within that of the loss.
         bad_loss = self._bad_losses.pop(clock, None) or next(iter(self._bad_losses.values()), None)
         if bad_loss is not None:
-            # The gradients of a loss that is not finite began where the loss did.
+            # The gradients of a non-finite loss have its origin.
             reached = [(leaf, bad_loss) for leaf in leaves if _has_bad_gradient(leaf)]
         spoilt = [leaf for leaf, _ in reached if _has_bad_gradient(leaf)]
         for leaf, origin in reached:
             if leaf.grad is not None:
                 came = Origin("passed", "backward", stack, origin.value, parents=(origin,))
                 self._origins.keep(leaf.grad, came)
-        # Gradients that were not taken by a step (a GradScaler skips such a step) do no harm.
+        # Gradients not used by a step (a GradScaler skips such a step) do no harm.
         self._pending_loss = None
         if bad_loss is not None and not spoilt:
             self._pending_loss = (bad_loss, self._rounds - 1)
@@ -211,7 +211,7 @@ class NonFiniteSearch:
             if began[0].how == "untraced":
                 self._report_untraced(parameters, stack, op, number)
                 return
-            # What is computed with these parameters from now on is no finding of its own.
+            # Results computed with these parameters from now on are no findings of their own.
             for parameter in parameters:
                 came = Origin("passed", op, stack, began[0].value, parents=tuple(origins))
                 self._origins.keep(parameter, came)
@@ -221,13 +221,13 @@ class NonFiniteSearch:
         self._pending = None
 
     def _on_harmless_step(self, number: int) -> None:
-        """A step has left all parameters finite, perhaps after a loss that was not."""
+        """Note a step that left all parameters finite, perhaps after a non-finite loss."""
         if self._pending_loss is not None:
             self._harmless_loss = self._harmless_loss or (self._pending_loss[0], number)
             self._pending_loss = None
 
     def _report_untraced(self, parameters: list[Any], stack: Any, op: str, number: int) -> None:
-        """Gradients that are not finite, of which it is not known what made them so: a collective, foreign code."""
+        """Report non-finite gradients of unknown origin: a collective, foreign code."""
         facts = Searched(parameters[0])
         came = self._origins.keep(parameters[0], Origin("passed", op, stack, facts.value))
         for parameter in parameters[1:]:
@@ -259,13 +259,13 @@ class NonFiniteSearch:
             self._report(began, [], None, None, number, reached)
 
     def examine(self, error: BaseException) -> None:
-        """An exception has stopped the program, perhaps its own check of a loss that is not finite."""
+        """Report the loss behind an exception that has ended the program, such as its own check of the loss."""
         self._has_failed = True
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None:
             trace = trace.tb_next
 
-        # A distribution, for one, refuses parameters that are not finite, and says so.
+        # A distribution, for example, rejects non-finite parameters, with a message about it.
         is_about_values = _VALUES.search(str(error)) is not None
 
         def is_bad_loss(tensor: Any) -> bool:
@@ -281,17 +281,17 @@ class NonFiniteSearch:
             self._report_loss(min(origins, key=lambda one: one.number), self._rounds, "stopped")
 
     def settle(self) -> None:
-        """The program has ended: gradients that no step took are reported where the program has no step at all."""
+        """Report, as the program ends, gradients that no step used, if the program has no step at all."""
         if self._pending is not None and not self._found and not self._updates.steps and not self._has_consumer:
             leaves, origin, _, number = self._pending
             self._pending = None
             if not self._has_failed and _have_optimizer(leaves):
-                # Nobody took them: a ``GradScaler`` skips the step.
+                # Unused: a ``GradScaler`` skips the step.
                 return
             self._report(first_cause(origin), leaves, None, None, number, "gradients")
         elif self._pending_loss is not None and not self._updates.steps:
             self._harmless_loss = self._pending_loss
-        # In a training that diverges the loss outgrows its type before the parameters do.
+        # In a diverging training the loss overflows its dtype before the parameters do.
         if self._harmless_loss is not None and not self._found:
             self._report_loss(*self._harmless_loss, "loss")
         self._pending = None
@@ -308,10 +308,10 @@ class NonFiniteSearch:
     ) -> None:
         origin, way = began
         if origin.how == "untraced":
-            # Without a parameter that it has reached there is nothing to say of it.
+            # A finding needs a parameter that it has reached.
             return
         names = _names_of(parameters)
-        # What came in with the data did harm where it first met a parameter.
+        # Bad input data did harm where it was first combined with a parameter.
         born = _born(origin)
         taken = next((one for one in way if one.has_graph), origin) if born == "data" else origin
         if born == "forward" and is_by_hand and not any(one.has_graph for one in way[:-1]):
@@ -355,7 +355,7 @@ def _born(origin: Origin) -> Born:
         return "update"
     if origin.how == "gradient" or origin.in_backward:
         return "backward"
-    # An infinite number that was written into what no gradient flows through is data, too.
+    # An infinite number written into a tensor without gradient flow is data, too.
     is_data = origin.how == "given" or (origin.how == "constant" and not origin.has_graph)
     return "data" if is_data else "forward"
 

@@ -17,24 +17,24 @@ from gradsan.record.patches import Patches
 
 
 class Consumed(Protocol):
-    """What is called where parameters become non-finite."""
+    """Callback for parameters that become non-finite."""
 
     def __call__(
         self, parameters: list[Any], origins: list[Origin], stack: Any, op: str, number: int, is_by_hand: bool = False
     ) -> None:
-        """``origins`` are where the values came from, ``op`` is what wrote them at ``stack``, in round ``number``.
+        """Report ``parameters`` with ``origins`` of their values, written by ``op`` at ``stack`` in round ``number``.
 
         ``is_by_hand``: a statement of the program wrote, and no optimizer.
         """
 
 
 class Updates:
-    """Counts the steps of each optimizer, and looks at the parameters after each."""
+    """Counts the steps of each optimizer, and checks the parameters after each."""
 
     def __init__(
         self, core: Core, origins: Origins, on_consumed: Consumed, on_harmless_step: Callable[[int], None]
     ) -> None:
-        """``on_consumed`` is called once for each parameter that becomes non-finite, ``on_harmless_step`` with the
+        """Call ``on_consumed`` once for each parameter that becomes non-finite, ``on_harmless_step`` with the
         round of each other step.
         """
         self._core, self._origins, self._on_consumed = core, origins, on_consumed
@@ -44,7 +44,7 @@ class Updates:
         self.steps = 0
 
     def install(self, patches: Patches, run: Callable[[Callable[[], None]], None]) -> None:
-        """Be called after every step from now on, under ``run``."""
+        """Check parameters after every step from now on, under ``run``."""
 
         def after(optimizer: Any, args: Any, kwargs: Any) -> None:
             if all(_torch.is_seen_finite(one) for one in _parameters(optimizer)):
@@ -54,7 +54,7 @@ class Updates:
             run(lambda: self._stepped(optimizer, stack))
 
         def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-            # Parameters that were not finite before the first step are not this step's.
+            # Parameters that were not finite before the first step are not this step's fault.
             if optimizer not in self._rounds:
                 run(lambda: self._note_before(optimizer))
 
@@ -114,7 +114,7 @@ class Updates:
         )
 
     def written(self, tensor: Any, origin: Origin, leaves: _torch.WeakTensors, number: int) -> None:
-        """A statement has made ``tensor`` non-finite: it may be the memory of one of ``leaves``."""
+        """Handle a statement that made ``tensor`` non-finite: it may be the memory of one of ``leaves``."""
         storage = _torch.storage_or_none(tensor)
         leaf = next((one for one in list(leaves.values()) if _torch.storage_or_none(one) == storage), None)
         if leaf is None or self._is_spoilt(leaf):

@@ -1,4 +1,4 @@
-"""Facts about a tensor with NaN or Inf: the first such element, how many there are, what its operands held."""
+"""Facts about a tensor with NaN or Inf: its first such element, their number, and the values of its operands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gradsan.model import NonFiniteValue, Operand
 
 
 def arguments_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """(position or keyword, tensor) of every tensor that a call was given."""
+    """Yield (position or keyword, tensor) of every tensor argument of a call."""
     for position, value in enumerate(args):
         for one in _torch.tensors_in(value, 1):
             yield str(position), one
@@ -22,14 +22,14 @@ def arguments_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tupl
 
 
 def scalars_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """(position or keyword, number) of every plain number that a call was given."""
+    """Yield (position or keyword, number) of every plain number among the arguments of a call."""
     for name, value in (*((str(position), one) for position, one in enumerate(args)), *kwargs.items()):
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             yield name, float(value)
 
 
 def kind_of(number: Any) -> NonFiniteValue | None:
-    """Which non-finite value a number is, None for a finite one; a complex number is the worst of its parts."""
+    """Return which non-finite value a number is, None for a finite one; for a complex number the worse part."""
     if isinstance(number, complex):
         kinds = (kind_of(number.real), kind_of(number.imag))
         return "nan" if "nan" in kinds else kinds[0] or kinds[1]
@@ -39,11 +39,11 @@ def kind_of(number: Any) -> NonFiniteValue | None:
 
 
 class Searched:
-    """A tensor with non-finite elements, looked at once: which there are, where the first lies, how many."""
+    """Facts about a tensor with non-finite elements, searched once: their kinds, the first index, their number."""
 
     def __init__(self, tensor: Any) -> None:
-        """Look at ``tensor``, which must have one; modes and wrappers must be off."""
-        # A device need not have every operator, nor memory to spare.
+        """Search ``tensor``, which must have such an element; modes and wrappers must be off."""
+        # A device may lack operators, or free memory.
         values = tensor.detach().cpu()
         bad = ~torch.isfinite(values)
         flat = bad.reshape(-1)
@@ -58,7 +58,7 @@ class Searched:
 
 
 def unravelled(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The index of the element at ``position`` of a tensor of ``shape``, counted row by row."""
+    """Return the index of the element at ``position`` of a tensor of ``shape``, counted row by row."""
     index: list[int] = []
     for size in reversed(shape):
         index.insert(0, position % size)
@@ -69,7 +69,7 @@ def unravelled(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 def operands_of(
     named: Iterable[tuple[str, Any]], index: tuple[int, ...], shape: tuple[int, ...]
 ) -> tuple[Operand, ...]:
-    """What the floating-point operands held, at the element of them that made element ``index`` of the result."""
+    """Return the floating-point operands, with their elements that made element ``index`` of the result."""
     return tuple(_operand(argument, tensor, index, shape) for argument, tensor in named if tensor.dtype != torch.bool)
 
 
@@ -96,7 +96,7 @@ def _has_nan(values: Any) -> bool:
 
 
 def _broadcast_index(shape: tuple[int, ...], index: tuple[int, ...], result: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The element of an operand of ``shape`` that broadcasting puts at ``index``; None where it does not fit."""
+    """Return the index in an operand of ``shape`` that broadcasts to ``index``; None where it does not fit."""
     if len(shape) > len(result):
         return None
     pairs = list(zip(shape, result[len(result) - len(shape) :], strict=True))

@@ -1,1 +1,1 @@
-"""Detectors of what is one tensor where the program takes it for two: names, lists, states and copies that are none."""
+"""Detectors of one tensor that the program takes for two: names, lists, states, and assumed copies."""

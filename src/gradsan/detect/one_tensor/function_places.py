@@ -1,12 +1,12 @@
 """Tensors that the forward of a custom Function keeps on a class or in a global, where its backward reads them.
 
-``Swish.saved = x`` has one place for all calls: the next call puts its own tensor there, and the backwards of both read
-that. Noted when ``apply`` returns, by what the bytecode of forward binds and that of backward reads by name, and looked
-at before a backward. Only a tensor of the shape of what the Function was given, or gave, is taken for a value of that
-call: a running statistic is there for all of them. What has the same elements was computed again.
+``Swish.saved = x`` is one place for all calls: the next call stores its own tensor there, and the backwards of both
+read that. Noted when ``apply`` returns, by the names that the bytecode of forward binds and that of backward reads, and
+checked before a backward. Only a tensor of the shape of the Function's inputs or outputs counts as a value of that
+call: a running statistic is shared on purpose. A tensor with the same elements was recomputed.
 
 Row: ``kept_for_all_calls``. Roles: ``applied`` (the earlier call; ``name`` of the Function; ``values``: ``shape``,
-``dtype``, ``device``), ``again`` (the call that has put another tensor there; ``name`` of the place).
+``dtype``, ``device``), ``again`` (the call that has stored another tensor there; ``name`` of the place).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ELEMENTS = 256
 
 
 class _Place(NamedTuple):
-    """A global or a variable of an outer function, or an attribute of one, that ``function`` reads."""
+    """A global or closure variable, or an attribute of one, that ``function`` reads."""
 
     function: FunctionType
     globals: dict[str, Any]
@@ -39,11 +39,11 @@ class _Place(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As the program writes it."""
+        """The place as the program writes it."""
         return self.variable if self.attribute is None else f"{self.variable}.{self.attribute}"
 
     def value(self) -> Any:
-        """What stands there now; None where nothing does."""
+        """Return the current value; None where there is none."""
         names, cells = self.function.__code__.co_freevars, self.function.__closure__ or ()
         value = self.globals.get(self.variable)
         if self.variable in names:
@@ -64,10 +64,10 @@ class _Kept(NamedTuple):
 
 
 class KeptForAllCalls:
-    """Notes such tensors by the Nodes of their calls; what it finds goes to ``found``."""
+    """Notes such tensors by the Nodes of their calls; findings go to ``found``."""
 
     def __init__(self, found: Callable[[Failure], None]) -> None:
-        """Nothing yet."""
+        """Start empty."""
         self._found = found
         self._kept: weakref.WeakKeyDictionary[Any, list[_Kept]] = weakref.WeakKeyDictionary()
         self._places: weakref.WeakKeyDictionary[Any, tuple[_Place, ...]] = weakref.WeakKeyDictionary()
@@ -76,11 +76,11 @@ class KeptForAllCalls:
 
     @property
     def has_any(self) -> bool:
-        """Whether a graph that lives may have such a Function."""
+        """Whether a live graph may have such a Function."""
         return bool(self._kept)
 
     def applied(self, kind: Any, node: Any, tensors: Iterable[Any], stack: Callable[[], Any]) -> None:
-        """A Function has been applied to and gave ``tensors``, and ``node`` is its Node."""
+        """Note a Function applied to ``tensors`` (its outputs included), with its Node ``node``."""
         places = self._places.get(kind)
         if places is None:
             places = self._places[kind] = _places(kind)
@@ -89,14 +89,14 @@ class KeptForAllCalls:
             value = place.value()
             if type(value) in _torch.PLAIN_TENSORS and value.numel() > 1 and tuple(value.shape) in shapes:
                 self._last[place.text] = where = stack()
-                # A checkpointed function is run again before its backward, and binds the value anew.
+                # A checkpointed function is rerun before its backward, and binds the value anew.
                 if any(code.co_filename == torch.utils.checkpoint.__file__ for code in where.codes):
                     continue
                 kept = _Kept(place, weakref.ref(value), _some(value), _torch.facts_of(value), kind.__name__, where)
                 self._kept.setdefault(node, []).append(kept)
 
     def before_backward(self, entry: RawBackward, order: Iterable[Any]) -> None:
-        """Look at the Functions among the Nodes of a backward."""
+        """Check the Functions among the Nodes of a backward."""
         for node in order:
             for one in self._kept.get(node, ()) if _torch.is_custom_node(node) else ():
                 again = self._last.get(one.place.text)
@@ -118,7 +118,7 @@ class KeptForAllCalls:
 
 
 def _places(kind: Any) -> tuple[_Place, ...]:
-    """Where the forward of a Function binds what its backward reads."""
+    """Return the places that the forward of a Function binds and its backward reads."""
     bound = {name for one in functions_of(getattr_static(kind, "forward")) for name in reads_of(one.__code__).bound}
     return tuple(place for one in functions_of(getattr_static(kind, "backward")) for place in _read(one, bound))
 
@@ -133,7 +133,7 @@ def _read(function: FunctionType, bound: set[str]) -> Iterator[_Place]:
 
 
 def _some(tensor: Any) -> Any:
-    """Some elements at even distances."""
+    """Return some elements at even distances."""
     with torch.no_grad():
         flat = tensor.detach().reshape(-1)
         return flat[:: max(1, -(-flat.numel() // _ELEMENTS))].clone()

@@ -1,8 +1,9 @@
 """Gradients kept by reference while a later backward adds to them: ``first = w.grad; ...; second = w.grad - first``.
 
-``.grad`` is one tensor, to which each backward adds in place; who keeps it without a copy has the sum of both. Looked
-for at the 1st, 2nd and 4th backward of a line: a variable of the program's that holds the gradient of a leaf of this
-graph, and whose source reads it afterwards as if it were the earlier one. Reported if the backward has added to it.
+``.grad`` is one tensor, to which each backward adds in place; a reference to it without a copy has the sum of both.
+Checked at the 1st, 2nd and 4th backward of a line: a variable of the program's that holds the gradient of a leaf of
+this graph, and whose source reads it afterwards as if it were the earlier one. Reported if the backward has added to
+it.
 
 Row: ``kept_gradient_changed``. Roles: ``bound`` (where it was kept), ``written`` (the backward; ``name`` of the
 gradient; ``values``: ``shape``, ``dtype``, ``device``), ``read`` (``name`` of the variable).
@@ -32,7 +33,7 @@ _FRAMES, _ITEMS = 3, 64
 
 
 class _Kept(NamedTuple):
-    """A gradient that is kept by reference, as it was before the backward at ``clock``."""
+    """A gradient kept by reference, in its state before the backward at ``clock``."""
 
     clock: int
     gradient: Any
@@ -41,22 +42,22 @@ class _Kept(NamedTuple):
 
 
 class KeptReferences(Detector):
-    """Looks at the variables of the functions that call backward; what it finds goes to ``found``."""
+    """Checks the variables of the functions that call backward; findings go to ``found``."""
 
     def __init__(self, core: Log, listeners: Listeners, found: Callable[[Failure], None]) -> None:
-        """``listeners`` tell when a backward has ended."""
+        """Use ``listeners`` for the end of a backward."""
         self._core, self._listeners, self._found = core, listeners, found
         self._kept: list[_Kept] = []
         self._seen: set[Any] = set()
 
     def forget(self) -> None:
-        """Begin anew, as a stretch of watching does."""
+        """Begin anew, at the start of a stretch of watching."""
         self._kept.clear()
         self._seen.clear()
 
     @_torch.hushed()
     def before_round(self, entry: RawBackward, rounds: int) -> None:
-        """Look at some of the rounds of a line that calls backward; as ``on_round`` of the core."""
+        """Check some of the rounds of a line that calls backward; as ``on_round`` of the core."""
         if rounds not in _ROUNDS or not entry.accumulates:
             return
         callers = list(_program_frames(sys._getframe(1)))
@@ -91,7 +92,7 @@ class KeptReferences(Detector):
 
     @_torch.hushed()
     def after_backward(self, entry: RawBackward) -> None:
-        """Report what this backward has added to; as ``listeners.AfterBackward``."""
+        """Report the kept gradients that this backward has added to; as ``listeners.AfterBackward``."""
         due = [one for one in self._kept if one.clock == entry.clock]
         self._kept = [one for one in self._kept if one.clock > entry.clock]
         self._listeners.call_after_backward(self.after_backward, bool(self._kept))
@@ -117,7 +118,7 @@ def _is_at(place: Frame, frame: FrameType) -> bool:
 
 
 def _held(frame: FrameType, gradients: dict[int, Any]) -> Iterator[tuple[str, Any]]:
-    """The variables of a frame that hold one of the gradients, by themselves or in lists and dicts."""
+    """Yield the variables of a frame that hold one of the gradients, directly or in lists and dicts."""
     for name, value in _torch.locals_of(frame).items():
         for tensor in _torch.tensors_in(value, most=_ITEMS):
             storage = _torch.storage_or_none(tensor)

@@ -1,10 +1,10 @@
 """States of modules that are kept without a copy: ``best = model.state_dict()`` while training goes on.
 
-``state_dict()`` gives the tensors of the module itself, on which every later update works. Looked at where a module is
-given a state and where it is asked for one: a kept state that is the module's own memory, updated in between, restores
-nothing; and several that one list or dict of the program's holds, taken at different times, are one. Versions tell
-that training went on, and the tensors' own lives that somebody keeps them. A line that again and again gives a module
-the state that another name has, ``target.load_state_dict(network.state_dict())``, takes the two for two.
+``state_dict()`` returns the module's own tensors, which every later update changes. Checked where a module is given
+a state and where it is asked for one: a kept state that is the module's own memory, updated in between, restores
+nothing; and several in one list or dict of the program's, taken at different times, are one. Versions show
+that training went on, and the lifetimes of the tensors that somebody keeps them. A line that again and again gives a
+module the state of another name, ``target.load_state_dict(network.state_dict())``, assumes two modules.
 
 Rows: ``state_restored_itself``, ``states_are_one``. Roles: ``bound`` (where the state was taken), ``written`` (where
 it is given, or one is asked for again; ``name`` of the state; ``values``: ``shape``, ``dtype``, ``device``, ``module``,
@@ -37,25 +37,25 @@ _TENSORS, _STATES, _SEARCHES = 16, 256, 32
 
 
 class _State(NamedTuple):
-    """What a module gave when it was asked for its state: some of its tensors, with their versions then."""
+    """A state that a module returned: some of its tensors, with their versions then."""
 
     module: weakref.ref[nn.Module]
     stack: Any
     tensors: tuple[tuple[weakref.ref[Any], int], ...]
 
     def tensor(self) -> Any:
-        """One of the tensors that somebody keeps and that has been written since; None where there is none."""
+        """Return one of the tensors that is still alive and has been written since; None where there is none."""
         held = ((one(), version) for one, version in self.tensors)
         return next((one for one, version in held if one is not None and int(one._version) > version), None)
 
 
 class KeptStates(Detector):
-    """Takes note of the states that modules give; what it finds goes to ``found``."""
+    """Notes the states that modules return; findings go to ``found``."""
 
     part = "states of modules"
 
     def __init__(self, core: Core, found: Callable[[Failure], None], on_older: Callable[[], None]) -> None:
-        """``core`` takes stacks; ``on_older`` is called where a state is asked for and an older one is out of date."""
+        """Take stacks from ``core``; ``on_older`` is called where a state is taken while a kept one is stale."""
         self._core, self._found, self._on_older = core, found, on_older
         self._states: list[_State] = []
         self._described: set[Any] = set()
@@ -63,7 +63,7 @@ class KeptStates(Detector):
         self._searches = 0
 
     def forget(self) -> None:
-        """Begin anew, as a stretch of watching does."""
+        """Begin anew, at the start of a stretch of watching."""
         self._states.clear()
         self._described.clear()
         self._given_own.clear()
@@ -75,7 +75,7 @@ class KeptStates(Detector):
         give, take = standing(nn.Module, "state_dict"), standing(nn.Module, "load_state_dict")
 
         def given(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: Any) -> None:
-            # A module asks those inside it with a destination.
+            # A module passes a destination to its inner modules.
             if len(args) == 1 and kwargs.get("destination") is None and not _torch.is_compiling():
                 stack, frame = core.stack(1), sys._getframe(1)
                 guard(lambda: self._given(args[0], state, stack, frame))
@@ -118,7 +118,7 @@ class KeptStates(Detector):
             self._given_itself(tensors[0], stack)
 
     def _given_itself(self, tensor: Any, stack: Any) -> None:
-        """A module is given its own state of now, of which ``tensor`` is one: the copy is the only write to expect."""
+        """Check a module given its own current state, with ``tensor`` in it: that copy is the only write to expect."""
         before = self._given_own.get(stack)
         self._given_own[stack] = version = int(tensor._version)
         if before is None or version <= before + 1 or stack in self._described:
@@ -133,7 +133,7 @@ class KeptStates(Detector):
             self._found(Failure("own_operand", "", "", site, (*clues, Clue("read", site, name=pair[1])), raised=False))
 
     def _compare(self, module: nn.Module, stack: Any, frame: FrameType) -> None:
-        """Look for states of the module, of different times, that one list or dict of the program's holds."""
+        """Search for states of the module, of different times, in one list or dict of the program's."""
         mine = [one for one in self._states if one.module() is module]
         earlier = next((one for one in mine if one.tensor() is not None), None)
         if len(mine) < 2 or earlier is None or earlier.stack in self._described or self._searches >= _SEARCHES:

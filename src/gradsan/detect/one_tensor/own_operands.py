@@ -1,14 +1,14 @@
 """Updates that compute with themselves: ``average.lerp_(weight, 0.1)`` with one tensor on both sides.
 
-``average``, ``backup`` or ``momentum`` was made without a copy. Looked for in a few whole rounds, and told where all
-that the line was given is so: a network that shares some layers with its average has them on both sides on purpose. A
-part of larger memory may be filled by whatever is a view of it already. A difference is looked at, too, if it is that
-of a leaf that is trained or of a gradient: ``p - anchor``, ``p.grad - first`` are zero without a copy. What is done
-with the states of modules is done once in many rounds: it is looked at from where one is asked for while an older one
+``average``, ``backup`` or ``momentum`` was made without a copy. Checked in a few whole rounds, and reported where it
+holds for all operands of the line: a network that shares some layers with its average has these on both sides on
+purpose. A part of larger memory may be filled by a tensor that is a view of it already. A difference is checked, too,
+if it is of a trained leaf or of a gradient: ``p - anchor``, ``p.grad - first`` are zero without a copy. States
+of modules are processed once in many rounds: these are checked from where a state is taken while an older one
 is kept.
 
 Rows: ``own_operand`` and ``own_difference``. Roles: ``written`` (the update or the difference; ``name``; ``op``;
-``values``: ``shape``, ``dtype``, ``device``, ``is_leaf``, ``kept``, the side that was to be a copy) and ``read``
+``values``: ``shape``, ``dtype``, ``device``, ``is_leaf``, ``kept``, the side that was meant as a copy) and ``read``
 (``name`` of the other side).
 """
 
@@ -41,7 +41,7 @@ _TAKES_OPERAND = frozenset({"copy_", "add_", "sub_", "lerp_", "__iadd__", "__isu
 
 
 class OwnOperands(RoundDetector):
-    """Looks at updates of a few rounds whose operand is their target; what it finds goes to ``found``."""
+    """Checks updates of a few rounds whose operand is their target; findings go to ``found``."""
 
     takes_gradients = True
 
@@ -55,7 +55,7 @@ class OwnOperands(RoundDetector):
         found: Callable[[Failure], None],
         known: Callable[[], Sequence[Failure]],
     ) -> None:
-        """``listeners`` tell of calls, ``known`` gives what has been found: who keeps a gradient is told already."""
+        """Use ``listeners`` for calls, and ``known`` for earlier findings: kept gradients are reported already."""
         super().__init__(core, listeners)
         self._uncounted, self._steps, self._making = uncounted, steps, making
         self._found, self._known = found, known
@@ -71,7 +71,7 @@ class OwnOperands(RoundDetector):
         uncounted.on_given_again = self.given_again
 
     def forget(self) -> None:
-        """Begin anew, as a stretch of watching does."""
+        """Begin anew, at the start of a stretch of watching."""
         super().forget()
         self._own.clear()
         self._before.clear()
@@ -83,18 +83,18 @@ class OwnOperands(RoundDetector):
         self._states = 0
 
     def state_taken(self) -> None:
-        """A module was asked for its state while an older one is kept; as ``KeptStates.on_older``."""
+        """Open a round when a state is taken while an older one is kept; as ``KeptStates.on_older``."""
         self._states += 1
         if self._states <= _STATES:
             self.begin_here()
 
     def begins(self, entry: RawBackward) -> bool:
-        """Forget what the round before has computed."""
+        """Drop the results of the round before."""
         self._mixes.forget()
         return True
 
     def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Note the line of an update, or of a difference, by whether it has computed with itself."""
+        """Note whether the line of an update, or of a difference, has computed with the same tensor."""
         if self._uncounted.replaced:
             self._note_behind(args)
         given = list(itertools.islice((*args, *kwargs.values()), 2))
@@ -126,9 +126,9 @@ class OwnOperands(RoundDetector):
             self._own.pop(stack, None)
 
     def looks(self, entry: RawBackward, is_last: bool) -> None:
-        """Tell of the lines of the round when it is over."""
+        """Report the lines of the round when it is over."""
         due = [one for one in self._own if is_last and one not in self._described]
-        # What is updated with a difference tells more than the difference.
+        # An update with a difference is more telling than the difference.
         for stack in sorted(due, key=lambda one: self._own[one][0] in _COMPARES):
             self._described.add(stack)
             op, facts = self._own[stack]
@@ -150,7 +150,7 @@ class OwnOperands(RoundDetector):
                 self._tell(row, site, op, facts, pair, symbolise(entry.stack))
 
     def _note_behind(self, args: tuple[Any, ...]) -> None:
-        """Note tensors that have another's memory and are read with what a step has left there."""
+        """Note tensors that share another's memory and are read after a step has updated it."""
         for tensor in _torch.tensors_in(args):
             given = self._uncounted.replacement_of(tensor)
             if given is not None and id(tensor) not in self._behind:
@@ -176,10 +176,10 @@ class OwnOperands(RoundDetector):
 
     @_torch.hushed()
     def given_again(self, tensor: Any, stack: Any) -> None:
-        """A line has given a tensor the memory that it has, or asks for it; as ``Uncounted.on_given_again``.
+        """Handle a line that gives a tensor the memory it has, or reads ``.data``; as ``Uncounted.on_given_again``.
 
-        ``target.data = network.data`` is no copy. Who does it again, after having read the target in between, takes the
-        two for different; and so does who copies one into the other, which is looked at from here.
+        ``target.data = network.data`` is no copy. Repeating it after having read the target assumes two
+        different tensors; so does copying one into the other, which is checked from here on.
         """
         read = self._behind.get(id(tensor))
         is_read = read is not None and read() is tensor
@@ -189,7 +189,7 @@ class OwnOperands(RoundDetector):
             return
         self._given[id(tensor)] = self._core.clock
         given = self._uncounted.replacement_of(tensor)
-        # Who trains it, too, has tied the two.
+        # If it is trained, too, the two are tied on purpose.
         if given is None or not is_read or tensor.grad is not None:
             return
         site, first = symbolise(stack), symbolise(given.stack).user_frame
@@ -206,10 +206,10 @@ class OwnOperands(RoundDetector):
         (written, of_module), (read, of_other) = (
             source.walked_over(frame, one) if frame else (one, False) for one in pair
         )
-        # What is kept in a list of the program's own was to be a copy, not what a module gives.
+        # A list of the program's own was meant to hold copies, a module's result was not.
         is_read_kept = row == DIFFERENCE or (of_module and not of_other)
         facts = {**facts, "kept": read if is_read_kept else written}
-        # ``p`` and ``a`` say less than what both are taken from; of ``p.grad`` that is not to be had.
+        # ``p`` and ``a`` say less than their sources; for ``p.grad`` these are not available.
         is_known = written != read and written != pair[0] and read != pair[1]
         pair = (written, read) if is_known else pair
         clues = (Clue("written", site, name=pair[0], op=op, values=facts), Clue("read", site, name=pair[1]))
@@ -217,22 +217,22 @@ class OwnOperands(RoundDetector):
 
 
 class Mixes:
-    """What was computed in a round from one memory alone, by sums and factors: ``0.1 * weight`` of ``weight``."""
+    """Results of a round computed from one memory alone, by sums and factors: ``0.1 * weight`` from ``weight``."""
 
     def __init__(self) -> None:
-        """Nothing yet."""
+        """Start empty."""
         self._made: dict[int, tuple[weakref.ref[Any], int, bool]] = {}
         self._nothing: dict[int, weakref.ref[Any]] = {}
         self._scaled: set[int] = set()
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Forget all results."""
         self._made.clear()
         self._nothing.clear()
         self._scaled.clear()
 
     def computed(self, op: str, args: tuple[Any, ...], result: Any) -> bool:
-        """Note a result; whether an update gave a tensor a mix of itself with its own memory under another name."""
+        """Note a result; return whether an update mixed a tensor with its own memory under another name."""
         tensors = [one for one in args if type(one) in _torch.PLAIN_TENSORS]
         if not tensors:
             return False
@@ -243,7 +243,7 @@ class Mixes:
             made = self._made.get(id(tensors[-1]))
             own = _torch.storage_or_none(tensors[0])
             is_own = made is not None and made[0]() is tensors[-1] and made[1] == own
-            # The mix is what is copied, or the target was scaled before the rest was added to it, or the mix is zero.
+            # The mix is copied, or the target was scaled before the rest was added to it, or the mix is zero.
             is_rest = own in self._scaled or self._is_nothing(tensors[-1])
             return is_own and (bool(made and made[2]) if op == "copy_" else is_rest)
         is_mix = op.strip("_").removeprefix("r") in _MIXES and type(result) in _torch.PLAIN_TENSORS
@@ -263,21 +263,21 @@ class Mixes:
         return known is not None and known() is tensor
 
     def _origin(self, tensor: Any) -> int:
-        """The memory that a tensor was mixed from, else its own."""
+        """Return the memory that a tensor was mixed from, or its own."""
         made = self._made.get(id(tensor))
         return made[1] if made is not None and made[0]() is tensor else _torch.storage_or_none(tensor)
 
 
 def _is_of_itself(op: str, tensors: Sequence[Any]) -> bool:
-    """Whether this is the difference of two tensors, not one, that are the same elements."""
+    """Whether this is the difference of two tensor objects with the same elements."""
     is_difference = op.strip("_").removeprefix("r") == "sub" and len(tensors) == 2 and tensors[0] is not tensors[1]
     return is_difference and len({_torch.weak_identity(one)[::2] for one in tensors}) == 1
 
 
 def _is_written_back(frame: Frame, pair: tuple[str, str], before: RawWrite | None) -> bool:
-    """Whether the operand was made of the target and then written: ``q = p.float(); q.add_(u); p.copy_(q)``.
+    """Whether the operand was made from the target and then written: ``q = p.float(); q.add_(u); p.copy_(q)``.
 
-    Whether or not the conversion has copied, the target has those values then. What was kept to be restored is another
+    The target has those values then, whether or not the conversion has copied. A backup to be restored is another
     case: there the target was written by its own name since.
     """
     target, name = pair
@@ -293,17 +293,17 @@ def _is_written_back(frame: Frame, pair: tuple[str, str], before: RawWrite | Non
 
 
 def _reads_at(known: Failure, frame: Frame) -> bool:
-    """Whether a failure tells of a gradient kept by reference that is read at the line of ``frame``."""
+    """Whether a failure reports a gradient kept by reference that is read at the line of ``frame``."""
     sites = [one.site for one in known.clues if one.role == "read" and one.site is not None]
     places = [one.user_frame for one in sites if known.row == "kept_gradient_changed"]
     return any(one is not None and (one.file, one.line) == (frame.file, frame.line) for one in places)
 
 
 def _compared(frame: Frame, is_leaf: bool, twice: int) -> tuple[str, str] | None:
-    """What an operation at ``frame`` compares, by two names; of tensors that are no leaves one must be a gradient.
+    """Return the two names that an operation at ``frame`` compares; of non-leaf tensors one must be a gradient.
 
-    ``twice`` is how many tensors it was given twice, and no alias. A kernel of some points with themselves is given one
-    so, and so is a function of two arguments by who knows it; a list of parameters beside itself gives several.
+    ``twice`` is the number of tensors passed twice, not as aliases. A kernel of points with themselves gets one
+    so, as does a function of two arguments from some callers; a list of parameters compared with itself has several.
     """
     names = [re.sub(r"\.(data|detach\(\))", "", one) for one in source.operand_expressions(frame)]
     if len(names) != 2 or names[0] == names[1]:

@@ -1,16 +1,17 @@
-"""Tensors that are changed in place while a second name still stands for them: ``noisy = clean; noisy += noise``.
+"""Tensors changed in place while a second name still refers to them: ``noisy = clean; noisy += noise``.
 
 An assignment binds a name to the same tensor, a list keeps the same tensor, and so does the parameter of a function;
-all are often taken for copies. Looked for at the 1st, 2nd and 4th backward of a line: the program's own in-place writes
-since the round before, whose source binds another name to what is written and then reads both (``loss(net(noisy),
-clean)``), adds it to a list in each round of a loop that never binds it anew (``traj.append(pos); pos += step``), or
-has it as an argument that is returned, or that a ``forward`` was given, and that the caller reads after the call; or
-fills memory of its own and returns it, again and again, while the caller keeps an earlier result by another name.
+all are often taken for copies. Checked at the 1st, 2nd and 4th backward of a line: the program's own in-place writes
+since the round before, whose source binds another name to the written tensor and then reads both
+(``loss(net(noisy), clean)``), adds it to a list in each round of a loop that never rebinds it
+(``traj.append(pos); pos += step``), or has it as an argument that is returned, or was passed to a ``forward``, and that
+the caller reads after the call; or fills memory of its own and returns it, again and again, while the caller keeps an
+earlier result by another name.
 
 Rows: ``second_name_changed``, ``list_of_one``, ``argument_changed``, ``results_are_one``. Roles: ``bound`` (where the
 second name was bound, the list got it, or the function was called; ``name`` of the function), ``written`` (the write;
-``name``; ``op``; ``values``: ``shape``, ``dtype``, ``device``, ``is_result``, whether the second name is what an
-in-place method returned), ``read`` (``name``).
+``name``; ``op``; ``values``: ``shape``, ``dtype``, ``device``, ``is_result``, whether the second name refers to the
+result of an in-place method), ``read`` (``name``).
 """
 
 from __future__ import annotations
@@ -45,26 +46,26 @@ _SECOND = re.compile(r"[\w\]]\s*=\s*\w+(\.detach\(\))?\s*(#|$)|=\s*\w+\.\w+_\(|\
 
 
 class SecondNames(Detector):
-    """Reads the source of writes that are new to it; what it finds goes to ``found``."""
+    """Reads the source of writes at new stacks; findings go to ``found``."""
 
     def __init__(
         self, core: Core, listeners: Listeners, values: ChangedValues, found: Callable[[Failure], None]
     ) -> None:
-        """``listeners`` tell when a backward has ended, ``values`` what has been found in the graph."""
+        """Use ``listeners`` for the end of a backward, ``values`` for the findings in graphs."""
         self._core, self._listeners, self._values, self._found = core, listeners, values, found
         self._seen: set[Any] = set()
         self._read_to = 0
         self._waiting: list[tuple[Any, Failure]] = []
 
     def forget(self) -> None:
-        """Begin anew, as a stretch of watching does."""
+        """Begin anew, at the start of a stretch of watching."""
         self._seen.clear()
         self._read_to = 0
         self._wait([])
 
     @_torch.hushed()
     def before_round(self, entry: RawBackward, rounds: int) -> None:
-        """Look at some of the rounds of a line that calls backward; as ``on_round`` of the core."""
+        """Check some of the rounds of a line that calls backward; as ``on_round`` of the core."""
         if rounds not in _ROUNDS or len(self._seen) > _STACKS or _torch.is_compiling():
             return
         by_stack: dict[Any, list[RawWrite]] = collections.defaultdict(list)
@@ -76,13 +77,13 @@ class SecondNames(Detector):
         self._wait([(stack, one) for stack, raws in by_stack.items() for one in self._judge(entry, raws)])
 
     def _wait(self, found: list[tuple[Any, Failure]]) -> None:
-        """Keep what was found until this backward has ended: where it fails, its own diagnosis tells of the write."""
+        """Keep findings until this backward has ended: if it fails, its own diagnosis reports the write."""
         self._waiting = found
         self._listeners.call_after_backward(self.after_backward, bool(found))
 
     @_torch.hushed()
     def after_backward(self, entry: RawBackward) -> None:
-        """Give what was found; as ``listeners.AfterBackward``."""
+        """Report the kept findings; as ``listeners.AfterBackward``."""
         found = self._waiting
         self._wait([])
         for stack, one in found:
@@ -112,7 +113,7 @@ class SecondNames(Detector):
 
 
 class _Found(NamedTuple):
-    """What is ``written`` as ``name``, and the ``second`` name of it in the function that stood at ``frame``."""
+    """The tensor ``written`` as ``name``, and its ``second`` name in the function at ``frame``."""
 
     written: Site
     name: str
@@ -139,7 +140,7 @@ def _argument(raw: RawWrite) -> _Found | None:
     for one in given_to(raw, written):
         own, caller = written.frames[one.position], written.frames[one.outer]
         is_returned = any(source.returns_argument(own, name) for name in (one.own, one.written))
-        # Who gives the argument a second name before it is written takes that for a copy.
+        # A caller that names the argument a second time before the write takes that for a copy.
         is_taken_for_copy = is_returned and one.written != one.own
         is_told = one.is_forward or is_returned
         second = source.argument_read_later(caller, one.name, is_taken_for_copy) if is_told else None
@@ -149,7 +150,7 @@ def _argument(raw: RawWrite) -> _Found | None:
 
 
 def _returned(raw: RawWrite) -> _Found | None:
-    """What a function fills and returns, as it did before under another name."""
+    """Return a tensor that a function fills and returns, as it did before under another name."""
     written = symbolise(raw.stack)
     users = [at for at, frame in enumerate(written.frames) if frame.is_user]
     if len(users) < 2 or is_named_in_place(written.frames[users[-1]].function):
@@ -161,7 +162,7 @@ def _returned(raw: RawWrite) -> _Found | None:
 
 
 def _collected(raws: list[RawWrite], frame: FrameType | None) -> _Found | None:
-    """What a function writes and gives away, again and again, and a loop of its caller's keeps without a copy."""
+    """Return a tensor that a function writes and returns repeatedly, and a caller's loop collects without a copy."""
     last = raws[-1]
     keeper = naming.collected_in(last.storage, frame) if _is_written_again(raws) else None
     if keeper is None:
@@ -177,7 +178,7 @@ def _collected(raws: list[RawWrite], frame: FrameType | None) -> _Found | None:
 
 
 def _is_held(name: str, storage: int, frame: FrameType | None) -> bool:
-    """Whether a variable of that name in a function that runs at ``frame`` is a tensor of that memory."""
+    """Whether a variable of that name in a function running at ``frame`` is a tensor of that memory."""
     while frame is not None:
         held = _torch.locals_of(frame).get(name) if is_user_file(frame.f_code.co_filename) else None
         if type(held) in _torch.PLAIN_TENSORS and _torch.storage_or_none(held) == storage:
@@ -192,7 +193,7 @@ def _is_of_program(stack: Any) -> bool:
 
 
 def _may_have_second_name(stack: Any) -> bool:
-    """Whether the program's own function at the top of ``stack`` has a line that binds a name to a name, or a list."""
+    """Whether the program's function at the top of ``stack`` has a line that binds a name to a name or fills a list."""
     code = stack.codes[0]
     first = code.co_firstlineno
     last = max((line for _, _, line in code.co_lines() if line is not None), default=first)
@@ -205,7 +206,7 @@ def _is_written_again(raws: list[RawWrite]) -> bool:
 
 
 def at_line(site: Site, frame: Frame, line: int) -> Site:
-    """The site of a line of the function in which ``frame`` stood."""
+    """Return the site of a line of the function of ``frame``."""
     if line == frame.line:
         return Site(site.frames[: site.frames.index(frame) + 1])
     frames = site.frames[: site.frames.index(frame)]

@@ -1,16 +1,16 @@
-"""Penalties on parameters that are computed past their graph: ``loss = task + 1e-4 * sum(p.data.abs().sum() ...)``.
+"""Penalties on parameters that are computed without their graph: ``loss = task + 1e-4 * sum(p.data.abs().sum() ...)``.
 
-What calls compute from parameters alone, without recording it, is followed in some rounds. It is a penalty if it was
-added to a value of one element that has a graph, and only sums and constant factors lie between there and the loss.
-What was computed from data, too, is a measurement: the loss of a network that is only looked at. Copies that are
-detached once more, and bounds such as the maximum of log-sum-exp, are constants on purpose.
+Values that calls compute from parameters alone, unrecorded, are followed in some rounds. Such a value is a penalty if
+it is added to a one-element value with a graph, and only sums and constant factors lie between there and the loss. A
+value computed from data, too, is a measurement: the loss of a network that is only monitored. Copies that are detached
+again, and bounds such as the maximum of log-sum-exp, are constants on purpose.
 
-A penalty is on what the loss trains: a multiplier that another loss trains is a constant of this one. Where the program
-writes the parameters itself, a step of its own stands for the gradient, as soft thresholding does.
+A penalty is on parameters that the loss trains: a multiplier that another loss trains is a constant of this one. Where
+the program writes the parameters itself, a step of its own replaces the gradient, as in soft thresholding.
 
-Row: ``penalty_is_constant``. Roles: ``read`` (where a parameter's values were taken; ``values``: ``shape``, ``dtype``,
+Row: ``penalty_is_constant``. Roles: ``read`` (where a parameter's values were read; ``values``: ``shape``, ``dtype``,
 ``device`` of the term, ``is_decayed``, whether the optimizer was given a weight decay for it), ``added`` (where the
-term joined the loss).
+term was added to the loss).
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _ON_PURPOSE = frozenset(
 _BY_ELEMENT = frozenset(
     {"add", "sub", "rsub", "mul", "div", "true_divide", "where", "pow", "dist", "mse_loss", "l1_loss"}
 )
-"""Operations that set parameters against values of their own shape: earlier ones, weights of them, masks."""
+"""Operations that combine parameters with values of their own shape: earlier ones, weights, masks."""
 
 
 class _Origin(NamedTuple):
-    """Where parameters were read, and weak references to them."""
+    """A read of parameters: its stack, and weak references to them."""
 
     stack: Any
     parameters: tuple[Any, ...]
@@ -56,7 +56,7 @@ class _Joined(NamedTuple):
 
 
 class ConstantPenalties(RoundDetector):
-    """Follows values of parameters in some rounds; ``optimizers`` gives those that have stepped."""
+    """Follows values of parameters in some rounds; ``optimizers`` returns those that have stepped."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class ConstantPenalties(RoundDetector):
         optimizers: Callable[[], list[Any]],
         found: Callable[[Failure], None],
     ) -> None:
-        """What it finds goes to ``found``."""
+        """Start empty; findings go to ``found``."""
         super().__init__(core, listeners)
         self._optimizers, self._found = optimizers, found
         self._parameters: dict[int, Any] = {}
@@ -75,12 +75,12 @@ class ConstantPenalties(RoundDetector):
         self._described: set[Any] = set()
 
     def forget(self) -> None:
-        """Begin anew, as a stretch of watching does."""
+        """Begin anew, at the start of a stretch of watching."""
         super().forget()
         self._described.clear()
 
     def begins(self, entry: RawBackward) -> bool:
-        """Take the parameters that are trained."""
+        """Note the trained parameters."""
         self._held.clear()
         self._joined.clear()
         self._begun = entry.clock
@@ -94,7 +94,7 @@ class ConstantPenalties(RoundDetector):
         return bool(self._parameters)
 
     def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Follow what is computed from parameters."""
+        """Follow values computed from parameters."""
         given = list(_torch.tensors_in((args, kwargs)))
         origin = next((origin for tensor in given if (origin := self._origin(tensor)) is not None), None)
         for made in _torch.tensors_in(result):
@@ -109,12 +109,12 @@ class ConstantPenalties(RoundDetector):
 
     def _origin(self, tensor: Any) -> Any:
         known = self._held.get(id(tensor))
-        # What the forward of a custom Function returns gets its graph afterwards.
+        # A tensor returned by the forward of a custom Function gets its graph afterwards.
         return known[1] if known is not None and known[0]() is tensor and tensor.grad_fn is None else None
 
     def _hold(self, op: str, made: Any, origin: Any, given: list[Any]) -> None:
         read = [one for one in given if self._is_parameter(one)]
-        # A view of a parameter is seen where something is computed from it.
+        # A view of a parameter counts once something is computed from it.
         if origin is None and (not read or self._is_parameter(made)):
             return
         own = [*read, *(one for one in given if self._origin(one) is not None)]
@@ -132,7 +132,7 @@ class ConstantPenalties(RoundDetector):
         return weak is not None and weak() is not None
 
     def looks(self, entry: RawBackward, is_last: bool) -> None:
-        """See whether a penalty has joined this loss."""
+        """Check whether a penalty has been added to this loss."""
         if not self._joined or entry.stack in self._described:
             return
         roots = read_backward(entry).roots
@@ -148,7 +148,7 @@ class ConstantPenalties(RoundDetector):
             self._found(Failure(ROW, "", "", symbolise(entry.stack), clues, raised=False))
 
     def _is_meant_for(self, leaves: Iterable[Any], read: _Origin) -> bool:
-        """Whether the loss trains what was read, and the program writes none of it itself."""
+        """Whether the loss trains the parameters that were read, and the program writes none of them itself."""
         reached = set(map(id, leaves))
         own = [one for weak in read.parameters if (one := weak()) is not None and id(one) in reached]
         storages = set(map(_torch.storage_or_none, own))
@@ -170,5 +170,5 @@ class ConstantPenalties(RoundDetector):
 
 
 def _is_constant(tensor: Any) -> bool:
-    """Whether a value is a factor of a penalty: one number, which is no loss or other value of the data."""
+    """Whether a value may be a factor of a penalty: one number that is no loss or other value of the data."""
     return tensor.numel() == 1 and tensor.grad_fn is None

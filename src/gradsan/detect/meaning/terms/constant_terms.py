@@ -1,15 +1,15 @@
-"""Terms of a loss that are made of gradients taken without ``create_graph=True``: constants, which train nothing.
+"""Terms of a loss made of gradients taken without ``create_graph=True``: constants, which train nothing.
 
-What is computed from such gradients is followed by the results of calls, from the 1st, 2nd, 4th and 8th call of
-``autograd.grad`` at a line to the next ``backward``; so are those that a backward with ``retain_graph=True`` leaves in
-``.grad``. It is a term if, without a graph, it was added to a value of one
-element that has one, and only sums and constant factors lie between there and the loss. It is part of a residual if it
-was added to, or compared with, a value of any size that was computed from what was differentiated. Where a gradient is
-a factor or an input of what is differentiated, or was detached, it is data on purpose, and nothing is said. What
-``torch.autograd.functional`` detaches of its own results is followed on.
+Values computed from such gradients are followed by the results of calls, from the 1st, 2nd, 4th and 8th call of
+``autograd.grad`` at a line to the next ``backward``; so are gradients that a backward with ``retain_graph=True`` leaves
+in ``.grad``. Such a value is a term if, without a graph, it is added to a one-element value
+with one, and only sums and constant factors lie between there and the loss. It is part of a residual if it
+is added to, or compared with, a value of any size computed from the differentiated outputs. Where a gradient is
+a factor or an input of the loss, or was detached, it is data on purpose, and not reported. Results
+that ``torch.autograd.functional`` detaches itself are followed on.
 
-Row: ``term_is_constant``. Roles: ``asked`` (the call that gave the gradient; ``name`` of a ``.grad``; ``values``:
-``shape``, ``dtype``, ``device``), ``added`` (where the term joined the loss).
+Row: ``term_is_constant``. Roles: ``asked`` (the call that returned the gradient; ``name`` of a ``.grad``; ``values``:
+``shape``, ``dtype``, ``device``), ``added`` (where the term was added to the loss).
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _FUNCTIONAL = torch.autograd.functional.__file__
 
 @dataclass(slots=True)
 class _Followed:
-    """Gradients of one call, and what was computed from them: weak references by ``id``.
+    """Gradients of one call, and values computed from them: weak references by ``id``.
 
-    ``outputs`` are the numbers of the Nodes that were differentiated, ``joined`` the sums with what has a graph, and
-    ``residuals`` those with what was computed from the outputs. ``leaves`` are those that have the gradients, and
-    ``leaf`` the one whose was read first.
+    ``outputs`` are the numbers of the differentiated Nodes, ``joined`` the sums with values with a graph, and
+    ``residuals`` those with values computed from the outputs. ``leaves`` are those with the gradients in ``.grad``, and
+    ``leaf`` the one whose gradient was read first.
     """
 
     stack: Any
@@ -67,10 +67,10 @@ class _Followed:
 
 
 class ConstantTerms(Detector):
-    """Follows some gradients; ``listeners`` tell of results, and of the next backward, while something is followed."""
+    """Follows some gradients; listens to results, and to the next backward, while something is followed."""
 
     def __init__(self, core: Core, found: Callable[[Failure], None], listeners: Listeners) -> None:
-        """``core`` gives the stacks."""
+        """Take stacks from ``core``."""
         self._core, self._found, self._listeners = core, found, listeners
         self._wanted = 0
         self._retained: tuple[int, list[Any]] = (0, [])
@@ -80,17 +80,17 @@ class ConstantTerms(Detector):
         self._patches = Patches()
 
     def forget(self) -> None:
-        """Begin anew, as a stretch of watching does."""
+        """Begin anew, at the start of a stretch of watching."""
         self.settle()
         self._described.clear()
 
     def settle(self) -> None:
-        """Nothing is watched any more."""
+        """Stop following, as watching ends."""
         self._stop()
         self._listeners.call_after_backward(self.after_backward, False)
 
     def before_round(self, entry: RawBackward, rounds: int) -> None:
-        """Note which calls to look at; as ``on_round`` of the core."""
+        """Note which calls to follow; as ``on_round`` of the core."""
         if rounds not in _ROUNDS:
             return
         if not entry.accumulates:
@@ -102,7 +102,7 @@ class ConstantTerms(Detector):
 
     @_torch.hushed()
     def after_backward(self, entry: RawBackward) -> None:
-        """Follow gradients that a backward has left; as ``listeners.AfterBackward``."""
+        """Follow gradients that a backward has left in ``.grad``; as ``listeners.AfterBackward``."""
         clock, leaves = self._retained
         if entry.clock != clock:
             return
@@ -113,7 +113,7 @@ class ConstantTerms(Detector):
 
     @_torch.hushed()
     def gradients(self, entry: RawBackward, inputs: Any, result: Any) -> None:
-        """Follow gradients that were taken; as ``on_gradients`` of the core."""
+        """Follow gradients returned by ``autograd.grad``; as ``on_gradients`` of the core."""
         if (
             entry.clock != self._wanted
             or entry.stack in self._described
@@ -142,7 +142,7 @@ class ConstantTerms(Detector):
                 self._follow_detached()
 
     def _follow_detached(self) -> None:
-        """Hear of what ``torch.autograd.functional`` detaches, as long as gradients are followed: nobody else tells."""
+        """Watch ``detach`` while gradients are followed: ``torch.autograd.functional`` detaches its results."""
 
         def note(given: Any, result: Any) -> None:
             for one in self._followed:
@@ -159,7 +159,7 @@ class ConstantTerms(Detector):
 
     @_torch.hushed()
     def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """See whether a term has joined this loss; the arguments are those of ``listeners.BeforeBackward``."""
+        """Check whether a term has been added to this loss; the arguments are those of ``listeners.BeforeBackward``."""
         if not entry.accumulates:
             return
         followed, self._followed = self._followed, []
@@ -208,7 +208,7 @@ class ConstantTerms(Detector):
             return
         for made in _torch.tensors_in(result):
             if made.requires_grad:
-                # ``g.requires_grad_()`` makes a leaf of it.
+                # ``g.requires_grad_()`` makes it a leaf.
                 node = made.grad_fn
                 name = "" if node is None else node.name()
                 if name not in SUMS or (made.numel() != 1 and name not in LISTED):
@@ -227,7 +227,7 @@ class ConstantTerms(Detector):
 
 
 def _joined_at(one: _Followed, roots: tuple[Any, ...]) -> Any:
-    """The stack of the sum by which a constant became a part of this loss; None where none did."""
+    """Return the stack of the sum by which a constant became a part of this loss; None where none did."""
     if one.joined and not one.is_data:
         sums = set(sums_below(roots))
         return next((stack for number, stack in one.joined if number in sums), None)
@@ -239,12 +239,12 @@ def _joined_at(one: _Followed, roots: tuple[Any, ...]) -> Any:
 
 def _holds(held: dict[int, Any], tensor: Any) -> bool:
     known = held.get(id(tensor))
-    # What the forward of a custom Function returns gets its graph afterwards.
+    # A tensor returned by the forward of a custom Function gets its graph afterwards.
     return known is not None and known() is tensor and tensor.grad_fn is None
 
 
 def sums_below(roots: tuple[Any, ...]) -> Iterator[int]:
-    """The numbers of the sums that reach ``roots`` by sums and constant factors alone."""
+    """Yield the numbers of the sums above ``roots`` with only sums and constant factors in between."""
     for node in linear_below(roots):
         number = _torch.node_sequence(node)
         if node.name() in SUMS and number is not None:
@@ -252,7 +252,7 @@ def sums_below(roots: tuple[Any, ...]) -> Iterator[int]:
 
 
 def linear_below(roots: tuple[Any, ...]) -> Iterator[Any]:
-    """The Nodes of sums and of constant factors that reach ``roots`` by such alone."""
+    """Yield the Nodes of sums and constant factors above ``roots`` with only such Nodes in between."""
     waiting, seen = list(roots), set(roots)
     while waiting:
         node = waiting.pop()

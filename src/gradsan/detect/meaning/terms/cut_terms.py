@@ -1,14 +1,14 @@
-"""Terms of a loss that were computed from its own graph where nothing recorded it: constants, which train nothing.
+"""Terms of a loss that were computed from its own graph without being recorded: constants, which train nothing.
 
 ``loss = pixel + 0.5 * perceptual(sr, hr)`` with a ``perceptual`` under ``no_grad``, or ``ce + (logits.argmax(1) !=
-y).float().mean()``. What calls make of values with a graph, and has none, is followed in some rounds; of what becomes
-a Python number see ``number_terms.py``. It is a term if it was added to a value of one element that has a
-graph, and only sums and constant factors lie between there and the loss, whose backward runs through what it was
-computed from. Where anything computed from the same is a factor, an input, an index or a bound of what has a graph, or
-is subtracted as it is, it is data or a baseline; and what was detached is a constant on purpose.
+y).float().mean()``. Results without a graph of calls on values with one are followed in some rounds; for those that
+become Python numbers see ``number_terms.py``. Such a result is a term if it is added to a one-element value with a
+graph, and only sums and constant factors lie between there and the loss, whose backward runs through the values that it
+was computed from. Where a value computed from the same is a factor, an input, an index or a bound of one with a graph,
+or is subtracted unscaled, it is data or a baseline; and a detached value is a constant on purpose.
 
 Row: ``term_is_cut``. Roles: ``read`` (where the graph was left; ``op``; ``values``: ``shape``, ``dtype``, ``device``
-of the term, ``how``: ``no_grad`` or ``discrete``), ``added`` (where the term joined the loss; ``name``).
+of the term, ``how``: ``no_grad`` or ``discrete``), ``added`` (where the term was added to the loss; ``name``).
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _TENSORS_FOLLOWED, _NODES_BELOW = 1_024, 64
 _ON_PURPOSE = frozenset({"detach", "detach_", "clone", "copy_"})
 _ADDS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__", "stack", "cat"})
 _CONVERSIONS = ("to", "float", "double", "half", "bfloat16", "type", "int", "long", "bool")
-"""Methods that are no operators, of whose results nobody tells: they are replaced for the length of a round."""
+"""Methods that are no operators, and are not logged: they are wrapped for the length of a round."""
 _SCALES = frozenset({"mul", "__mul__", "__rmul__", "div", "__truediv__", "true_divide", "mul_", "div_"})
 
 
 @dataclass(slots=True, eq=False)
 class _Cut:
-    """Where the graph of a value was left, the numbers of the value's Node and of some below it, that one first.
+    """The stack where the graph of a value was left, and the numbers of the value's Node and of some below it.
 
-    ``is_data`` says whether what came of it is more than a term.
+    ``is_data`` says whether values computed from it are more than a term.
     """
 
     stack: Any
@@ -58,7 +58,7 @@ class _Cut:
 
 
 class _Held(NamedTuple):
-    """What was computed from cuts; ``unscaled`` is what it is a multiple of, where it is one."""
+    """A value computed from cuts; ``unscaled`` is the value that it is a multiple of, if any."""
 
     weak: Any
     cuts: tuple[_Cut, ...]
@@ -74,12 +74,12 @@ class _Joined(NamedTuple):
 
 
 class CutTerms(RoundDetector):
-    """Follows what is computed from values with a graph in some rounds; what it finds goes to ``found``."""
+    """Follows values computed unrecorded from values with a graph in some rounds; findings go to ``found``."""
 
     from_start = True
 
     def __init__(self, core: Core, listeners: Listeners, found: Callable[[Failure], None]) -> None:
-        """``listeners`` tell of calls."""
+        """Use ``listeners`` for calls."""
         super().__init__(core, listeners)
         self._found = found
         self._patches = Patches()
@@ -88,13 +88,13 @@ class CutTerms(RoundDetector):
         self._described: set[Any] = set()
 
     def forget(self) -> None:
-        """Begin anew, as a stretch of watching does."""
+        """Begin anew, at the start of a stretch of watching."""
         self._end()
         self._described.clear()
         super().forget()
 
     def begins(self, entry: RawBackward) -> bool:
-        """Let go of what was followed before."""
+        """Drop the values followed before."""
         self._held.clear()
         self._joined.clear()
         for name in _CONVERSIONS:
@@ -112,7 +112,7 @@ class CutTerms(RoundDetector):
         guard.run_hushed(lambda: self._on_result(name, args, kwargs, result))
 
     def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Follow what leaves the graph, and see where it comes back."""
+        """Follow values that leave the graph, and their uses with values in it."""
         given = list(_torch.tensors_in((args, kwargs)))
         held = [known for one in given if (known := self._of(one)) is not None]
         cuts = tuple(dict.fromkeys(cut for one in held for cut in one.cuts))
@@ -126,7 +126,7 @@ class CutTerms(RoundDetector):
 
     def _of(self, tensor: Any) -> _Held | None:
         known = self._held.get(id(tensor))
-        # What the forward of a custom Function computes and returns has a graph by now: that of the Function.
+        # A result of a custom Function's forward has a graph by now: that of the Function.
         return known if known is not None and known.weak() is tensor and tensor.grad_fn is None else None
 
     def _came_back(self, op: str, args: tuple[Any, ...], made: Any, held: list[_Held], cuts: tuple[_Cut, ...]) -> None:
@@ -145,7 +145,7 @@ class CutTerms(RoundDetector):
         self._joined.append(_Joined(_torch.node_sequence(node), term.cuts, self._core.stack(), name, facts))
 
     def _follow(self, op: str, made: Any, given: list[Any], cuts: tuple[_Cut, ...]) -> None:
-        # A view that was taken where nothing is recorded has the graph of its base.
+        # A view taken unrecorded has the graph of its base.
         nodes = [one.grad_fn or (None if one._base is None else one._base.grad_fn) for one in given]
         sources = [node for node in nodes if node is not None]
         if sources:
@@ -161,7 +161,7 @@ class CutTerms(RoundDetector):
             self._held.pop(id(made), None)
 
     def looks(self, entry: RawBackward, is_last: bool) -> None:
-        """See whether such a term has joined this loss."""
+        """Check whether such a term has been added to this loss."""
         joined, self._joined = self._joined, []
         if not joined or entry.stack in self._described:
             return
@@ -173,7 +173,7 @@ class CutTerms(RoundDetector):
         ran = set(map(_torch.node_sequence, walk.engine_order(roots)))
         for one in own:
             cut = one.cuts[0]
-            # A running average of the loss is made of a sum that lies on the way.
+            # A running average of the loss is made of a sum on the path.
             if not any(ran.isdisjoint(each.sources) or each.sources[0] in sums for each in one.cuts):
                 self._described.add(entry.stack)
                 clues = (
@@ -185,7 +185,7 @@ class CutTerms(RoundDetector):
 
 
 def numbers_below(*nodes: Any, most: int | None = _NODES_BELOW) -> tuple[int, ...]:
-    """The numbers of Nodes and of those nearest below them, at most so many; a leaf has the ``id`` of it, negative."""
+    """Return the numbers of Nodes and of those nearest below them, at most so many; for a leaf, its negative ``id``."""
     waiting, found = collections.deque(nodes), dict[int, None]()
     while waiting and (most is None or len(found) < most):
         one = waiting.popleft()
@@ -203,7 +203,7 @@ def _are_data(cuts: tuple[_Cut, ...]) -> None:
 
 
 def _name_of(held: _Held, frame: FrameType) -> str | None:
-    """What the program calls a term, or what it is a multiple of."""
+    """Return the program's name of a term, or of the value that it is a multiple of."""
     for weak in (held.weak, held.unscaled):
         tensor = None if weak is None else weak()
         names = [] if tensor is None else naming.names_of(tensor, frame)
@@ -213,5 +213,5 @@ def _name_of(held: _Held, frame: FrameType) -> str | None:
 
 
 def _is_of_shape_only(op: str) -> bool:
-    """Whether an operation reads nothing of a tensor but its shape and kind."""
+    """Whether an operation reads only the shape and kind of a tensor."""
     return op.endswith("_like") or op.startswith("new_")

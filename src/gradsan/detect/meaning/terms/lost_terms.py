@@ -1,17 +1,17 @@
-"""Terms of a loss whose gradients are thrown away: nobody updates what they reach before these are cleared.
+"""Terms of a loss whose gradients are thrown away: they are cleared before any update of the parameters they reach.
 
 ``adversarial = criterion(D(fake.detach()))`` in the loss of the generator fills the gradients of ``D``; the generator's
-optimizer steps, and those of ``D`` are cleared. Looked at in the 2nd, 4th, 8th and 16th round of a line whose loss is a
-sum, where several optimizers have stepped: what becomes of the gradients of each term is seen at the backward calls
-that follow. It is told when it has come to nothing in two of these rounds and was never used before.
+optimizer steps, and those of ``D`` are cleared. Checked in the 2nd, 4th, 8th and 16th round of a line whose loss is a
+sum, if several optimizers have stepped: the use of each term's gradients is checked at the backward calls
+that follow. A term is reported if its gradients went unused in two of these rounds and were never used before.
 
-That a term has no gradient for other parameters may be in its nature, as ``judge(real).mean()`` in a value of which
-both sides have their turn. What shows that its graph was cut is the source. Where it was not, nothing is said if the
+A term may have no gradient for other parameters by its nature, like ``judge(real).mean()`` in a loss that both
+sides use in turn. The source shows whether its graph was cut. If it was not, nothing is reported if the
 program's own code reads gradients.
 
 Row: ``term_lost``. Roles: ``term`` (where it was computed; ``name``; ``values``: ``shape``, ``dtype``, ``device``,
 ``is_cut``),
-``stepped`` (the step that other terms were for; ``name`` is the optimizer), ``reached`` (a parameter that it reaches).
+``stepped`` (the step that uses the other terms; ``name`` is the optimizer), ``reached`` (a parameter that it reaches).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SCALED = frozenset({"MulBackward0", "DivBackward0", "NegBackward0"})
 
 @dataclass(slots=True)
 class _Term:
-    """A term of one backward's loss, and the leaves that an optimizer has: weak references, memory, gradients."""
+    """A term of one backward's loss, and the optimized leaves it reaches: weak references, memory, gradients."""
 
     key: Any
     clock: int
@@ -58,7 +58,7 @@ class _Term:
 
 
 class LostTerms(Detector):
-    """Looks at some losses; ``listen(True)`` asks for a call before and after each backward."""
+    """Checks some losses; ``listen(True)`` requests a call before and after each backward."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class LostTerms(Detector):
         found: Callable[[Failure], None],
         listen: Callable[[bool], None],
     ) -> None:
-        """``optimizers`` gives the live ones that have stepped."""
+        """Take ``optimizers``, which returns the live ones that have stepped."""
         self._core, self._steps, self._optimizers = core, steps, optimizers
         self._backwards = Backwards(core)
         self._found, self._listen = found, listen
@@ -77,7 +77,7 @@ class LostTerms(Detector):
         self._described: set[Any] = set()
 
     def forget(self) -> None:
-        """Begin anew, as a stretch of watching does."""
+        """Begin anew, at the start of a stretch of watching."""
         self._waiting.clear()
         self._met.clear()
         self._described.clear()
@@ -85,7 +85,7 @@ class LostTerms(Detector):
 
     @_torch.hushed()
     def before_round(self, entry: RawBackward, rounds: int) -> None:
-        """Look at some of the rounds of a line that calls backward; as ``on_round`` of the core."""
+        """Check some of the rounds of a line that calls backward; as ``on_round`` of the core."""
         if rounds not in _ROUNDS or not entry.accumulates or len(self._waiting) >= _TERMS:
             return
         optimizers = self._optimizers()
@@ -137,11 +137,11 @@ class LostTerms(Detector):
 
     @_torch.hushed()
     def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """See what has become of them; the arguments are those of ``listeners.BeforeBackward``."""
+        """Check the gradients of waiting terms; the arguments are those of ``listeners.BeforeBackward``."""
         waiting, self._waiting = self._waiting, []
         for one in waiting:
             one.calls += 1
-            # Not this one: it has just been noted, and its gradients are not there yet.
+            # Not the terms of this backward: their gradients do not exist yet.
             if one.clock == entry.clock:
                 self._waiting.append(one)
             elif one.gradients and entry.thread == one.thread and one.calls <= _CALLS_AWAITED:
@@ -172,7 +172,7 @@ class LostTerms(Detector):
         others = set(one.others)
         step = next((record for record in steps if not others.isdisjoint(record.storages)), None)
         if not cleared or not any(cleared):
-            # Still there: it may be for a step to come.
+            # Still there: a later step may use it.
             self._waiting.append(one)
         elif all(cleared) and step is not None:
             self._met[one.key] += 1
@@ -185,7 +185,7 @@ class LostTerms(Detector):
                 self._found(Failure(ROW, "", "", symbolise(one.stack), clues, raised=False))
 
     def _was_used(self, one: _Term, own: set[int]) -> bool:
-        """Whether a step took the gradients that an earlier backward of this line had left."""
+        """Whether a step used the gradients that an earlier backward of this line had left."""
         calls = [call for call in self._backwards.before_in_thread(one.clock) if call.via == "backward"]
         ends = [*(call.clock for call in calls[1:]), one.clock]
         turns = [(call.clock, end) for call, end in zip(calls, ends, strict=True) if call.stack is one.stack]
@@ -197,19 +197,19 @@ class LostTerms(Detector):
 
 
 def _is_cut(term: Site, used: Site) -> bool:
-    """Whether the source of a term takes something detached, in the function that calls backward or further in."""
+    """Whether the source of a term uses something detached, in the function that calls backward or further in."""
     frame, frames = used.user_frame, term.frames
     own = [at for at, one in enumerate(frames) if frame and (one.file, one.function) == (frame.file, frame.function)]
     return any(one.is_user and source.takes_cut(one) for one in frames[own[-1] if own else 0 :])
 
 
 def _gradient(leaf: Any) -> int:
-    """The memory of a leaf's gradient; 0 where it has none."""
+    """Return the memory of a leaf's gradient; 0 where it has none."""
     return 0 if leaf.grad is None or leaf.grad.is_sparse else int(_torch.storage_or_none(leaf.grad))
 
 
 def _terms(root: Any) -> list[Any]:
-    """The Nodes of which a loss is the sum, constant factors left out."""
+    """Return the Nodes of the terms of a loss, without constant factors."""
     found: list[Any] = []
     waiting = [root]
     while waiting and len(found) <= _TERMS:
@@ -223,7 +223,7 @@ def _terms(root: Any) -> list[Any]:
 
 
 def is_sum_or_multiple(node: Any, children: list[Any]) -> bool:
-    """Whether a Node adds scalars, or makes a multiple of one."""
+    """Whether a Node adds scalars, or multiplies one by a constant."""
     name = node.name()
     return is_scalar(node) and (name in ("AddBackward0", "SubBackward0") or (name in _SCALED and len(children) == 1))
 

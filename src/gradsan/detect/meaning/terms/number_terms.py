@@ -2,18 +2,18 @@
 
 A number has no history, so numbers are compared: ``item()``, ``float()`` or ``tolist()`` of a value with a graph gave
 ``v`` in each of three rounds, and a line added ``w`` times that to a scalar with a graph, with one ``w`` for all of
-them. Where the number stands at the very line of the sum, one round tells. Only sums and constant factors lie between
-there and the loss, whose backward runs through what the number was computed from.
+them. Where the number is taken at the very line of the sum, one round suffices. Only sums and constant factors lie
+between there and the loss, whose backward runs through the values that the number was computed from.
 
-A number that comes back as a tensor (``torch.tensor(v)``) is taken for it, too.
+A number that becomes a tensor again (``torch.tensor(v)``) counts, too.
 
-Nothing is said where the same value is in the loss with its graph, too; where the number, its negative or its inverse
-is used with what has a graph in another way (a maximum that is subtracted, a weight, a loss divided by its size); where
-it is subtracted as it is, or nearly so (a baseline, a target); or where a value that was detached has given the same
-number: then it is meant for one.
+Nothing is reported where the same value is in the loss with its graph, too; where the number, its negative or its
+inverse is used otherwise with values with a graph (a maximum that is subtracted, a weight, a loss divided by its size);
+where it is subtracted unscaled, or nearly so (a baseline, a target); or where a detached value gave the same
+number: then it is meant as one.
 
-Row: ``term_is_cut``, as of ``cut_terms.py``. Roles: ``read`` (where the number was taken; ``op``; ``values``:
-``shape``, ``dtype``, ``device`` of the term, ``how``: ``number``), ``added`` (where it joined the loss).
+Row: ``term_is_cut``, as in ``cut_terms.py``. Roles: ``read`` (where the number was taken; ``op``; ``values``:
+``shape``, ``dtype``, ``device`` of the term, ``how``: ``number``), ``added`` (where it was added to the loss).
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ _TAKES = frozenset({"sub", "sub_", "__sub__", "__isub__", "subtract"})
 _NUMBERS_GIVEN = {"item": "item", "__float__": "float", "tolist": "tolist"}
 _ROUNDS_COMPARED, _EQUAL, _EQUAL_ROUNDED, _APART = 3, 1e-9, 1e-6, 1e-3
 _BASELINE = 0.5
-"""What is subtracted at more than this weight is a baseline or a discounted value."""
+"""A number subtracted with more than this weight is a baseline or a discounted value."""
 
 
 @dataclass(slots=True)
 class _Taken:
-    """What a line took out of graphs in this round: the last number and the sum of all of them.
+    """Numbers that a line took out of graphs in this round: the last one and the sum of all.
 
-    ``below`` are the numbers of some of the Nodes behind the value, that of its own Node first; ``atoms`` those of what
-    it is a sum or a multiple of.
+    ``below`` are the numbers of some of the Nodes below the value, starting with its own; ``atoms`` those of the terms
+    that it is a sum or a multiple of.
     """
 
     stack: Any
@@ -65,9 +65,9 @@ class _Taken:
 
 
 class _Use(NamedTuple):
-    """A number that a line computed with, together with what has a graph; ``number`` is the Node of a sum.
+    """A number that a line combined with a value with a graph; ``number`` is the Node of a sum.
 
-    One that came as a tensor again (``torch.tensor(v)``) is rounded.
+    One that became a tensor again (``torch.tensor(v)``) is rounded.
     """
 
     value: float
@@ -79,19 +79,19 @@ class _Use(NamedTuple):
 
 @dataclass(slots=True)
 class _Series:
-    """What a line used, as multiples of what another took, in the rounds so far; None once they differ."""
+    """Multiples: numbers that a line used over those that another took, in the rounds so far; None once they differ."""
 
     weight: float | None
     taken: list[float] = field(default_factory=list)
 
 
 class NumberTerms(RoundDetector):
-    """Compares numbers of some rounds; what it finds goes to ``found``."""
+    """Compares numbers of some rounds; findings go to ``found``."""
 
     from_start = True
 
     def __init__(self, core: Core, listeners: Listeners, found: Callable[[Failure], None]) -> None:
-        """``listeners`` tell of calls."""
+        """Use ``listeners`` for calls."""
         super().__init__(core, listeners)
         self._found = found
         self._patches = Patches()
@@ -103,7 +103,7 @@ class NumberTerms(RoundDetector):
         self._described: set[Any] = set()
 
     def forget(self) -> None:
-        """Begin anew, as a stretch of watching does."""
+        """Begin anew, at the start of a stretch of watching."""
         self._end()
         self._series.clear()
         self._data.clear()
@@ -111,7 +111,7 @@ class NumberTerms(RoundDetector):
         super().forget()
 
     def begins(self, entry: RawBackward) -> bool:
-        """Let go of the numbers of the round before."""
+        """Drop the numbers of the round before."""
         self._taken.clear()
         self._uses.clear()
         self._others.clear()
@@ -135,7 +135,7 @@ class NumberTerms(RoundDetector):
         values = list(_floats(result))
         if not values or not _is_of_program(stack):
             return
-        # CPython calls a builtin from another instruction once it knows it, so one line has several stacks.
+        # CPython specialises instructions, which changes offsets, so one line has several stacks.
         line = symbolise(stack).user_frame
         if line is None:
             return
@@ -151,7 +151,7 @@ class NumberTerms(RoundDetector):
         known.last, known.total = values[-1], known.total + math.fsum(values)
 
     def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Note the numbers that are computed with where a graph is."""
+        """Note the numbers that are combined with values with a graph."""
         if not self._taken or type(result) not in _torch.PLAIN_TENSORS or result.grad_fn is None:
             return
         values = [number for one in (*args, *kwargs.values()) if (number := _number(one)) is not None]
@@ -168,7 +168,7 @@ class NumberTerms(RoundDetector):
             self._others += values
 
     def looks(self, entry: RawBackward, is_last: bool) -> None:
-        """Compare what was taken with what has joined this loss."""
+        """Compare the numbers taken with those added to this loss."""
         self._set_apart_data()
         if not self._uses or not self._taken:
             return
@@ -189,7 +189,7 @@ class NumberTerms(RoundDetector):
                     self._tell(entry, taken, stack, use)
 
     def _set_apart_data(self) -> None:
-        """Note which lines took what is used otherwise, too."""
+        """Note the lines whose numbers are also used otherwise."""
         values, self._others = self._others, []
         for line, taken in self._taken.items():
             own = [one for one in (taken.last, taken.total) if one]
@@ -197,7 +197,7 @@ class NumberTerms(RoundDetector):
                 self._data.add(line)
 
     def _is_the_same(self, line: Frame, taken: _Taken, stack: Any, use: _Use) -> bool:
-        """Whether the numbers of the rounds so far tell that what was used is a multiple of what was taken."""
+        """Whether the rounds so far show that the used number is a multiple of the one taken."""
         found = False
         for which, value in (("last", taken.last), ("total", taken.total)):
             weight = use.value / value if value and math.isfinite(value) else math.nan
@@ -222,12 +222,12 @@ class NumberTerms(RoundDetector):
         self._found(Failure(ROW, "", "", symbolise(entry.stack), clues, raised=False))
 
     def _is_meant(self, line: Frame) -> bool:
-        """Whether a number is data: it was taken of a value without a graph, or is used otherwise, too."""
+        """Whether a number is data: taken from a value without a graph, or also used otherwise."""
         return line in self._data or self._taken[line].is_clean
 
 
 def _number(given: Any) -> float | None:
-    """A number, or that in a tensor without a graph; of another device nobody is made to wait for it."""
+    """Return a number, or that in a CPU tensor without a graph; reading from a device would synchronise."""
     if type(given) in _torch.PLAIN_TENSORS and given.is_cpu and not given.requires_grad and given.numel() == 1:
         return float(given) if given.is_floating_point() else None
     return given if isinstance(given, float) else None
@@ -250,7 +250,7 @@ def _floats(result: Any) -> Iterator[float]:
 
 
 def _atoms(roots: tuple[Any, ...]) -> Iterator[int]:
-    """The numbers of what is behind the sums and constant factors of a value."""
+    """Yield the numbers of the Nodes below the sums and constant factors of a value."""
     linear = list(linear_below(roots))
     ends = [child for node in linear for child, _ in node.next_functions if child is not None] or list(roots)
     inner = set(linear)
@@ -266,6 +266,6 @@ def _at_one_line(line: Frame, stack: Any) -> bool:
 
 
 def _is_of_program(stack: Any) -> bool:
-    """Whether the program's own code asked for the number, not what torch prints or checks."""
+    """Whether the program's own code took the number, not torch for printing or checks."""
     code = stack.codes[0] if stack.codes else None
     return code is not None and is_user_file(code.co_filename) and not is_own_file(code.co_filename)
