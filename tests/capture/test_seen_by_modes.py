@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -188,6 +189,7 @@ def traced() -> None:
         for transformed in (written_within, functionalize(grad(written_within)), grad(written_within)):
             seen.append(make_fx(transformed, tracing_mode=mode)(torch.ones(3)).code)
     seen.append(make_fx(vmap(grad(written_within)))(torch.ones(2, 3)).code)
+    seen.append(re.sub(" # .*", "", str(torch.jit.trace(lambda x: x.clone().mul_(2).sin(), torch.ones(3)).graph)))
 
 
 def loss_of_a_wrapper() -> None:

@@ -14,13 +14,14 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gradsan._torch.kinds import dispatches, has_elements, shape_of
-from gradsan._torch.modes import PLAIN_TENSORS, is_transformed
+from gradsan._torch.modes import PLAIN_TENSORS, is_tracing, is_transformed
 
 
 def weak_identity(tensor: Any) -> tuple[int, int | None, tuple[Any, ...]]:
     """Return (storage, version, geometry) of any tensor, without an operator: also sparse, inference, nested, traced.
 
-    A class that dispatches may do so for sizes and strides, too, so its tensors count as covering their whole storage.
+    A class that dispatches may do so for sizes and strides, too, and ``torch.jit.trace`` records who asks for sizes, so
+    such tensors count as covering their whole storage.
     """
     try:
         version = tensor._version
@@ -28,7 +29,7 @@ def weak_identity(tensor: Any) -> tuple[int, int | None, tuple[Any, ...]]:
         version = None
     try:
         storage = tensor.untyped_storage()
-        if dispatches(type(tensor)):
+        if dispatches(type(tensor)) or is_tracing():
             return int(storage._cdata), version, _whole(storage)
         geometry: tuple[Any, ...] = (
             tensor.storage_offset(),

@@ -623,8 +623,8 @@ static int log_write_hushed(Core *core, PyObject *tensor, PyObject *op, PyObject
 {
     LoggedWrite write = {0}, dropped;
     PyObject **r = write.references;
-    /* A class of its own may run code of the program's where it is asked for sizes. */
-    if (!is_plain(tensor)) {
+    /* A class of its own may run code of the program's where it is asked for sizes; torch.jit.trace records the question. */
+    if (!is_plain(tensor) || truth(PyObject_Vectorcall(torch.is_tracing, NULL, 0, NULL)) != 0) {
         if (read_weak_identity(tensor, &write) < 0)
             goto failed;
     } else if (read_geometry(tensor, &write) < 0) {

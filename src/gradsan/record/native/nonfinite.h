@@ -13,7 +13,7 @@ static const struct {
     {"bfloat16", 3, 1, 2}, {"complex64", 0, 2, 4}, {"complex128", 1, 2, 8},
 };
 
-static PyObject *dtypes[DTYPES], *strided, *storage_bytes, *is_tracing;
+static PyObject *dtypes[DTYPES], *strided, *storage_bytes;
 
 static int find_dtypes(void)
 {
@@ -22,8 +22,7 @@ static int find_dtypes(void)
     for (int i = 0; i < DTYPES; i++)
         if (dtypes[i] == NULL && (dtypes[i] = attribute_of_module("torch", dtype_facts[i].name)) == NULL)
             return -1;
-    if ((storage_bytes == NULL && (storage_bytes = PyObject_GetAttrString((PyObject *)torch.storage, "nbytes")) == NULL) ||
-        (is_tracing == NULL && (is_tracing = attribute_of_module("gradsan._torch", "is_tracing")) == NULL))
+    if (storage_bytes == NULL && (storage_bytes = PyObject_GetAttrString((PyObject *)torch.storage, "nbytes")) == NULL)
         return -1;
     return (strided = attribute_of_module("torch", "strided")) == NULL ? -1 : 0;
 }
@@ -113,7 +112,7 @@ static enum seen look_for_nonfinite(PyObject *tensor, long long most)
     /* Modes, and a trace of torch.jit, would see these questions. */
     int listens = truth(PyObject_Vectorcall(torch.has_function_modes, NULL, 0, NULL));
     if (listens == 0)
-        listens = truth(PyObject_Vectorcall(is_tracing, NULL, 0, NULL));
+        listens = truth(PyObject_Vectorcall(torch.is_tracing, NULL, 0, NULL));
     enum seen found = listens == 0 ? look_at_plain(tensor, most) : UNSEEN;
     if (found == UNSEEN)
         PyErr_Clear();

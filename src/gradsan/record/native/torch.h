@@ -20,7 +20,7 @@ static struct {
     PyObject *methods[METHODS];                  /* NULL: as above */
     PyObject *sequence_number, *is_grad_enabled, *weak_identity, *dress, *marks_of, *own_names;
     PyObject *optimizer_folder, *reduction, *is_of_signal;
-    PyObject *has_function_modes, *hush, *unhush, *function_state, *put_modes_back;
+    PyObject *has_function_modes, *is_tracing, *hush, *unhush, *function_state, *put_modes_back;
 } torch;
 
 /* The C getter behind `type.name`, NULL without an exception where there is none. The type keeps the descriptor alive. */
@@ -99,6 +99,7 @@ static int find_torch(void)
         (torch.reduction = attribute_of_module("gradsan.record._writer_pure", "reduction")) == NULL ||
         (torch.is_of_signal = attribute_of_module("gradsan.record._writer_pure", "is_of_signal")) == NULL ||
         (torch.has_function_modes = attribute_of_module(here, "has_function_modes")) == NULL ||
+        (torch.is_tracing = attribute_of_module(here, "is_tracing")) == NULL ||
         (torch.hush = attribute_of_module(here, "hush")) == NULL ||
         (torch.unhush = attribute_of_module(here, "unhush")) == NULL ||
         (torch.function_state = attribute_of_module(here, "function_state")) == NULL ||
