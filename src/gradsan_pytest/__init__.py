@@ -1,10 +1,10 @@
 """``pytest --gradsan[=watch|deep|heal]``: every test watched; a silent conflict fails the test though nothing raised.
 
-pytest imports this module in every run, whoever asks for it, so it imports neither gradsan nor torch before the option,
-the ini value or a marker does ask. That is also why the words of ``pytest --help`` stand here and not among the others.
+pytest imports this module in every run, so it imports neither gradsan nor torch before the option,
+the ini value or a marker requests it. For the same reason the words of ``pytest --help`` are here and not in ``text``.
 
-Under pytest-xdist the tests of a worker are watched there; what was found travels in the sections and properties of the
-test reports.
+Under pytest-xdist the tests of a worker are watched there; the findings are passed on in the sections and properties
+of the test reports.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker, and look at the ini values.
+    """Register the marker, and check the ini values.
 
     Raises:
-        pytest.UsageError: for an ini value that is not known.
+        pytest.UsageError: for an unknown ini value.
     """
     config.addinivalue_line(
         "markers", 'gradsan(mode="watch"): watch this test with gradsan; mode="off" leaves it alone'
@@ -65,7 +65,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         return (yield)
     import gradsan
 
-    # An older gradsan would not know the mode; it says so itself.
+    # An older gradsan without the mode raises its own error.
     watching = gradsan.watch(mode, language=item.config.getini("gradsan_language"))  # type: ignore[arg-type]
     item.stash[_WATCHED] = watching
     with watching:
@@ -76,9 +76,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Put what was found into the test's report; what PyTorch did not raise fails a test that passed.
+    """Add the findings to the test's report; findings that PyTorch did not raise fail a test that passed.
 
-    A conflict that did raise is the test's own business: it may have expected the error.
+    A conflict that did raise is up to the test: it may have expected the error.
     """
     report = yield
     watching = item.stash.get(_WATCHED, None)
@@ -115,7 +115,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def _mode(item: pytest.Item) -> str:
-    """The mode of a test: its nearest marker's, else the option's, else the ini file's."""
+    """Return the mode of a test: its nearest marker's, else the option's, else the ini file's."""
     marker = item.get_closest_marker("gradsan")
     if marker is not None:
         mode = marker.args[0] if marker.args else marker.kwargs.get("mode", "watch")
@@ -126,9 +126,9 @@ def _mode(item: pytest.Item) -> str:
 
 
 def _described(watching: Any, config: pytest.Config) -> tuple[tuple[Diagnosis, ...], str]:
-    """The findings that are wanted, and the report of them; where it cannot be made, a sentence that says so.
+    """Return the unsuppressed findings, and their report; if it cannot be made, a sentence about that.
 
-    What is not wanted is said where ``gradsan run`` reads it, too: in comments, ``[tool.gradsan]`` and files it names.
+    Suppressions are read as by ``gradsan run``: from comments, ``[tool.gradsan]`` and the files it names.
     """
     from gradsan.present import render_terminal
     from gradsan.text import choose_language
@@ -141,7 +141,7 @@ def _described(watching: Any, config: pytest.Config) -> tuple[tuple[Diagnosis, .
         report = replace(watching.report, diagnoses=wanted)
         return wanted, render_terminal(report, language=language, color=False, width=100, stacks=False)
     except Exception as failure:
-        # The other tests are to run on.
+        # The other tests must go on.
         return found, f"gradsan could not make its report: {type(failure).__name__}: {failure}"
 
 

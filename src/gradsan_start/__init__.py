@@ -1,10 +1,10 @@
-"""The start of gradsan in a Python process whose environment asks for it; ``gradsan_start.pth`` calls :func:`begin`.
+"""Start of gradsan in Python processes whose environment asks for it; ``gradsan_start.pth`` calls :func:`begin`.
 
-``GRADSAN`` is ``1`` or a mode, where a person asks for a program to be watched (``GRADSAN=deep torchrun train.py``). In
-children of such a program, and of ``gradsan run``, it is the folder of that run (:mod:`gradsan.launch.processes`): what
-to watch with, and where to leave what was found. This package imports neither gradsan nor torch before the process
-itself imports torch, so that processes which never do (resource trackers, compilers, tools) pay for a look at the
-environment and one line in a file.
+``GRADSAN`` is ``1`` or a mode, set by a person to have a program watched (``GRADSAN=deep torchrun train.py``). In
+children of such a program, and of ``gradsan run``, it is the folder of that run (:mod:`gradsan.launch.processes`), with
+the options, and the place for the report. This package imports neither gradsan nor torch before the process
+itself imports torch, so that processes which never do (resource trackers, compilers, tools) only pay for a check of
+the environment and one line in a file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 VARIABLE = "GRADSAN"
-"""The environment variable; a word of :data:`ASKED`, or the folder of the run that a process belongs to."""
+"""The environment variable: a word of :data:`ASKED`, or the folder of the run that a process belongs to."""
 
 OPTIONS = "GRADSAN_OPTIONS"
 
@@ -28,15 +28,15 @@ ASKED = {
     **dict.fromkeys(("1", "true", "yes", "on"), ""),
     **{mode: mode for mode in ("watch", "deep", "heal", "nonfinite")},
 }
-"""The words that ask for a program to be watched, with the mode; ``""``: the one that the options name."""
+"""The words that ask for watching, with the mode; ``""`` is the mode of the options."""
 
 _NOT_ASKED = ("", "0", "false", "no", "off")
 
 LOG = "processes"
-"""The file of that folder in which every process writes what it is, a line of JSON at a time."""
+"""The file of that folder to which every process appends lines of JSON about itself."""
 
 STARTED = "started"
-"""What a process says of a Python process that it starts; :data:`JOINED` is what that one says then."""
+"""Log entry for a Python process that this one starts; the started one logs one of :data:`JOINED`."""
 
 JOINED = ("began", "library", "apart")
 
@@ -46,7 +46,7 @@ _OF_STANDARD_LIBRARY = ("from multiprocessing.resource_tracker ",)
 
 
 def begin() -> None:
-    """Have this process watched from its first import of torch, where its environment asks for that. Never raises."""
+    """Watch this process from its first import of torch, if its environment asks for that. Never raises."""
     try:
         value = os.environ.get(VARIABLE, "")
         # An interpreter may read a .pth file twice.
@@ -65,11 +65,11 @@ def begin() -> None:
 
 
 def log(folder: str, what: str, **facts: Any) -> bool:
-    """Add a line about this process to the log of the run in ``folder``; False where that is no longer there."""
+    """Append a line about this process to the log of the run in ``folder``; return False if that is gone."""
     line = json.dumps({"pid": os.getpid(), "what": what, **facts}) + "\n"
     try:
-        # One write to a file opened for appending: lines of several processes do not mix. Without O_CREAT: a run that
-        # has ended takes its folder along.
+        # One write to a file opened for appending: lines of several processes do not mix. Without O_CREAT: a run's
+        # end deletes its folder.
         file = os.open(os.path.join(folder, LOG), os.O_WRONLY | os.O_APPEND)  # noqa: PTH118
     except OSError:
         return False
@@ -83,7 +83,7 @@ def log(folder: str, what: str, **facts: Any) -> bool:
 
 
 def is_of_library(words: Sequence[str]) -> bool:
-    """Whether ``words``, which follow ``python``, start a process that torch or Python needs for itself."""
+    """Whether ``words``, which follow ``python``, start a helper process of torch or Python."""
     for at, word in enumerate(words):
         following = words[at + 1] if at + 1 < len(words) else ""
         if word == "-c":
@@ -97,7 +97,7 @@ def is_of_library(words: Sequence[str]) -> bool:
 
 
 def shown(words: Sequence[str]) -> str:
-    """A command line as one line of at most 100 characters."""
+    """Return a command line as one line of at most 100 characters."""
     text = " ".join(" ".join(words).split())
     return text if len(text) <= 100 else f"{text[:99]}…"
 
@@ -106,7 +106,7 @@ def _join(folder: str) -> None:
     words = sys.orig_argv[1:]
     name = shown(["python", *words])
     if _is_own_command(words):
-        # It watches the program that it is told to run, or is no program at all.
+        # It watches the program that it runs, or is no program at all.
         log(folder, "apart", name=name)
     elif is_of_library(words):
         log(folder, "library", name=name)
@@ -121,7 +121,7 @@ def _watch(asked: str) -> None:
 
 
 def _say_what_is_left_out() -> None:
-    """Say that options alone watch nothing, where torch ran and nobody has asked gradsan for anything."""
+    """Warn that options alone watch nothing, if torch was imported and gradsan was not requested."""
     try:
         if "torch" in sys.modules and "gradsan" not in sys.modules and not is_of_library(sys.orig_argv[1:]):
             from gradsan.launch.sentences import say_options_alone
@@ -140,7 +140,7 @@ def _is_own_command(words: Sequence[str]) -> bool:
 
 
 class _AtTorch:
-    """Finds nothing itself; the first search for torch loads gradsan, whose own finder then waits for its end."""
+    """Finder that finds nothing; the first search for torch loads gradsan, whose own finder waits for that import."""
 
     def __init__(self, module: str, function: str, argument: str) -> None:
         self._calls = module, function, argument
@@ -156,7 +156,7 @@ class _AtTorch:
             getattr(import_module(module), function)(argument)
         except Exception:
             _show_fault()
-        # The import that is under way walks the list as it was.
+        # The import in progress iterates over the old list.
         for finder in list(sys.meta_path):
             find = getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = None if find is None else find(fullname, path, target)
@@ -166,7 +166,7 @@ class _AtTorch:
 
 
 def leave() -> None:
-    """Take back what :func:`begin` did in this process: somebody else watches it."""
+    """Undo :func:`begin` in this process: something else watches it."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _AtTorch)]
 
 

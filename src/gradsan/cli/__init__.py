@@ -1,4 +1,4 @@
-"""Command line: one module per command, imported only when it is asked for."""
+"""Command line: one module per command, imported on use."""
 
 from gradsan.cli._main import build_parser, main, parse
 

@@ -26,8 +26,8 @@ _COMMANDS: Mapping[str, str] = {
     "explain": "gradsan.cli.explain",
     "mcp": "gradsan.cli.mcp",
 }
-"""Each module has ``add_parser(subparsers)``, which sets ``handler(namespace) -> int``. One whose command is followed
-by another program's words has ``program_start(words) -> int`` too: these words reach the handler as ``program``."""
+"""Each module has ``add_parser(subparsers)``, which sets ``handler(namespace) -> int``. A command that is followed by
+another program's words also has ``program_start(words) -> int``: those words are passed on as ``program``."""
 
 _WRONG_USAGE = 2
 
@@ -36,8 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``gradsan`` with the words ``argv`` (None: those of the process) and return the exit status.
 
     Raises:
-        KeyboardInterrupt: where the program that was run ended by it, so that the process dies of SIGINT as it would
-            under python.
+        KeyboardInterrupt: if it ended the program, so that the process dies of SIGINT as it would
+           under python.
         SystemExit: after ``--help`` and ``--version``.
     """
     words = list(sys.argv[1:] if argv is None else argv)
@@ -53,10 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build_parser(commands: Iterable[str] | None = None) -> Parser:
-    """The parser of ``gradsan`` with these commands (None: all), in the language of the locale.
+    """Return the parser of ``gradsan`` with these commands (None: all), in the language of the locale.
 
     Raises:
-        KeyError: for a command that there is not.
+        KeyError: for an unknown command.
     """
     language = help_language()
     parser = Parser(prog="gradsan", description=say(Message("cli.summary"), language))
@@ -70,10 +70,10 @@ def build_parser(commands: Iterable[str] | None = None) -> Parser:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """What ``words`` ask for: ``handler`` runs it, ``program`` are the words that belong to the program to be run.
+    """Parse ``words``: ``handler`` runs the command, ``program`` are the words of the program to be run.
 
     Raises:
-        OptionsError: for words that are not understood.
+        OptionsError: for invalid words.
         SystemExit: after ``--help`` and ``--version``.
     """
     if sorted(words) == ["--verbose", "--version"]:
@@ -96,7 +96,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def show(_: argparse.Namespace) -> int:
-    """Print it. The exit status is 1 where something cannot be watched."""
+    """Print the versions. The exit status is 1 if something cannot be watched."""
     language = help_language()
     lines = [f"gradsan {__version__}", f"Python {platform.python_version()}"]
     problems: tuple[Message, ...] = ()

@@ -1,4 +1,4 @@
-"""argparse in gradsan's languages, and the words of a command that runs a program."""
+"""argparse in gradsan's languages, and the parsing of a command that runs a program."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradsan.options import OptionsError
 from gradsan.text import Language, choose_language, language_on, say
 
 NO_VALUE = object()
-"""Stands for the value of an option that was written without one (``nargs="?"``, ``const=NO_VALUE``)."""
+"""Value of an option that was written without one (``nargs="?"``, ``const=NO_VALUE``)."""
 
 _HEADINGS = {
     "options": "heading_options",
@@ -27,22 +27,22 @@ _HELP_COLUMN = 24
 
 
 def help_language() -> Language:
-    """The language of ``--help``: that of the locale, or English where the standard output cannot carry it."""
+    """Return the language of ``--help``: that of the locale, or English if stdout cannot encode it."""
     return language_on(sys.stdout, choose_language("auto", os.environ))
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that speaks the language of the locale and raises OptionsError for wrong usage."""
+    """An ArgumentParser in the language of the locale that raises OptionsError for wrong usage."""
 
     def __init__(self, **settings: Any) -> None:
-        """As ArgumentParser; options cannot be shortened."""
+        """Take the settings of ArgumentParser; options cannot be abbreviated."""
         language = help_language()
         settings.update(allow_abbrev=False, add_help=False, formatter_class=partial(_HelpFormatter, language=language))
         super().__init__(**settings)
         self.add_argument("-h", "--help", action="help", help=say(Message("cli.help"), language))
 
     def error(self, message: str) -> NoReturn:
-        """Raise OptionsError with what argparse says."""
+        """Raise OptionsError with argparse's message."""
         raise OptionsError(Message("cli.wrong_usage", {"text": message, "command": self.prog}))
 
 
@@ -66,7 +66,7 @@ class _HelpFormatter(argparse.HelpFormatter):
 
     def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
         if action.const is NO_VALUE:
-            # It may be left out only so that gradsan can say that it is missing.
+            # It is optional only so that gradsan itself can report it as missing.
             return str(action.metavar)
         return super()._format_args(action, default_metavar)
 
@@ -85,9 +85,9 @@ def add_program_parser(
 
 
 def add_options_with_value(parser: argparse.ArgumentParser, names: Iterable[str], words: Callable[[str], str]) -> None:
-    """Add ``--name VALUE`` for each of ``names``; their values come from :func:`said`, and are not checked here.
+    """Add ``--name VALUE`` for each of ``names``; :func:`said` returns their values, unchecked.
 
-    ``words`` gives the sentence for ``option_<name>`` and ``value_<name>``.
+    ``words`` returns the sentence for ``option_<name>`` and ``value_<name>``.
     """
     for name in names:
         field = name.replace("-", "_")
@@ -101,10 +101,10 @@ def add_options_with_value(parser: argparse.ArgumentParser, names: Iterable[str]
 
 
 def said(namespace: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """The values of those options among ``names`` that the command line gives.
+    """Return the values of those options among ``names`` that the command line gives.
 
     Raises:
-        OptionsError: for one that was written without its value.
+        OptionsError: for an option without its value.
     """
     given: dict[str, Any] = {}
     for name in names:
@@ -117,9 +117,9 @@ def said(namespace: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
 
 
 def program_start(words: Sequence[str], with_value: Collection[str], with_number: Collection[str] = ()) -> int:
-    """Where in ``words``, which follow the command, the program begins: at the script, ``-m``, ``-c`` or after ``--``.
+    """Return the index in ``words`` (those after the command) of the program: the script, ``-m``, ``-c`` or ``--``.
 
-    ``with_value`` are the options whose value is the next word, ``with_number`` those for which it is one where it is
+    ``with_value`` are the options whose value is the next word, ``with_number`` those for which it is if it is
     a number.
     """
     position = 0
@@ -135,7 +135,7 @@ def program_start(words: Sequence[str], with_value: Collection[str], with_number
 
 
 def target_of(words: Sequence[str]) -> Target:
-    """The program that the words after the options name. Raises OptionsError where they name none."""
+    """Return the program named by the words after the options. Raises OptionsError if there is none."""
     rest = list(words[1:] if words[:1] == ["--"] else words)
     if not rest:
         raise OptionsError(Message("cli.no_program"))

@@ -35,7 +35,7 @@ _RESUMED = "torch_dynamo_resume_in_"
 
 
 def rendered(compared: Compared, language: Language, cwd: Path | None, *, wrote: str | None) -> str:
-    """All that is said; ``wrote`` is the file that was asked for."""
+    """Return all output lines; ``wrote`` is the file written on request."""
     messages = [_headline(compared), *_details(compared), *_where(compared, cwd, wrote)]
     lines = [say(messages[0], language), *(f"  {say(one, language)}" for one in messages[1:])]
     return "\n".join(lines) + "\n"
@@ -133,7 +133,7 @@ _SHARED = ("lang",)
 _OWN = ("rounds", "timeout", "write", "json")
 _FILES = ("json", "write")
 _OUTPUT_SHOWN = 4000
-"""Characters of the program's output, where nothing else tells why it ended."""
+"""The number of characters of the program's output that are shown if nothing else explains its end."""
 _STATUS = {"same": 0, "differs": 66, "undecided": 1, "nothing_compiled": 2, "not_run": 1}
 
 
@@ -153,7 +153,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def program_start(words: Sequence[str]) -> int:
-    """Where in ``words``, which follow ``compare``, the program begins."""
+    """Return the index in ``words``, which follow ``compare``, at which the program begins."""
     return _parser.program_start(words, (*_SHARED, *_OWN))
 
 
@@ -161,7 +161,7 @@ def run(namespace: argparse.Namespace) -> int:
     """Compare the program that ``namespace.program`` names: 0 the same, 66 they differ, 1 not decided.
 
     Raises:
-        OptionsError: for what cannot be understood or done, and where the program compiles nothing.
+        OptionsError: for invalid options, and if the program compiles nothing.
     """
     own = _parser.said(namespace, _OWN)
     directory = working_directory(None)

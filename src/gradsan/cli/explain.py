@@ -48,9 +48,9 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what ``args`` (``code``, ``lang``, ``color``) asks for; 0, or 2 where no page has that code or message.
+    """Print the page that ``args`` (``code``, ``lang``, ``color``) requests; return 0, or 2 if no page matches.
 
-    ``code`` are the words of a code, of the name of a cause, or of a message of PyTorch's; ``-`` reads it from stdin.
+    ``code`` are the words of a code, a cause's name, or a message of PyTorch's; ``-`` reads it from stdin.
     """
     language = language_on(sys.stdout, choose_language(args.lang, os.environ))
     styled = _is_styled(args.color, sys.stdout, os.environ)
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _several(found: Sequence[str], language: Language) -> str:
-    """The codes that a message may have, with what happened in each."""
+    """Return the codes that a message may have, each with its title."""
     titles = {entry.code: entry.title for entry in codes(language)}
     lines = [f"  {code}  {titles[code]}" for code in found]
     return "\n".join([say(Message("explain.several"), language), *lines, say(Message("explain.which"), language), ""])
@@ -84,7 +84,7 @@ def _not_found(asked: str) -> Message:
     near = [name for name in names if name.startswith(asked.upper())][:5]
     if not near and not re.fullmatch(r"[Gg][Ss]\d{3}", asked):
         near = get_close_matches(asked.upper(), names, 12) or get_close_matches(asked.lower(), names, 12)
-        # Of equally close ones, those that begin alike.
+        # Of equally close ones, those with a common prefix.
         near = sorted(near, key=lambda name: (-_begins_alike(name, asked), name))[:3]
     if near:
         return Message("explain.unknown_code_like", {"code": asked, "names": ", ".join(near)})
@@ -92,7 +92,7 @@ def _not_found(asked: str) -> Message:
 
 
 def _begins_alike(one: str, other: str) -> int:
-    """How many characters two words begin with in common."""
+    """Return the length of the common prefix of two words."""
     return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one.lower(), other.lower(), strict=False))))
 
 
@@ -145,7 +145,7 @@ def _rendered(*parts: RenderableType) -> str:
 
 
 def _write(text: str, stream: TextIO | None) -> None:
-    """Write ``text``, with ``?`` for what the stream cannot encode; a reader that is gone is no failure."""
+    """Write ``text``, with ``?`` for characters that the stream cannot encode; ignores a closed pipe."""
     if stream is None:
         return
     encoding = stream.encoding or "utf-8"
@@ -153,7 +153,7 @@ def _write(text: str, stream: TextIO | None) -> None:
         stream.write(text.encode(encoding, "replace").decode(encoding))
         stream.flush()
     except BrokenPipeError:
-        # The interpreter flushes once more when it ends; give it a place that takes the rest.
+        # The interpreter flushes once more at its end; give it a file that accepts the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 

@@ -1,4 +1,4 @@
-"""``gradsan fix``: run a program, try what may mend it, and show, keep or apply what helped (``--apply``)."""
+"""``gradsan fix``: run a program, try candidate fixes, and show, keep or apply those that help (``--apply``)."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 _OUTPUT_SHOWN = 4000
-"""Characters of the program's output, where nothing else tells why it ended."""
+"""The number of characters of the program's output that are shown if nothing else explains its end."""
 
 
 def report_of(found: Found, target: Target) -> Report:
-    """The report of the program as it stands, with the fixes of all its faults, and what the trials cannot tell."""
+    """Return the report of the program, with the fixes of all its faults, and the limits of the trials."""
     argv = (target.name if target.kind == "script" else f"-{target.kind[0]}", *target.arguments)
     outcome = "finished" if found.exception is None else "failed"
     return Report(
@@ -48,7 +48,7 @@ def report_of(found: Found, target: Target) -> Report:
 
 
 def show(report: Report, options: Options, language: Language) -> None:
-    """The report on stderr."""
+    """Print the report on stderr."""
     stream = sys.stderr
     text = render_terminal(
         report,
@@ -63,7 +63,7 @@ def show(report: Report, options: Options, language: Language) -> None:
 
 
 def series(found: Found) -> list[Message]:
-    """Where there were several faults: what mended each of them, in order, and whether one is left."""
+    """Return sentences for several faults: the fix of each, in order, and whether one is left."""
     if len(found.diagnoses) < 2:
         return []
     total = len(found.diagnoses)
@@ -79,7 +79,7 @@ def series(found: Found) -> list[Message]:
 
 
 def say_nothing_found(found: Found, language: Language) -> int:
-    """Why there is nothing to show; the exit status."""
+    """Print why there is nothing to show; return the exit status."""
     if found.is_incomplete:
         write_to_stderr(found.output[-_OUTPUT_SHOWN:])
         for problem in found.problems:
@@ -130,15 +130,15 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
 
 
 def program_start(words: Sequence[str]) -> int:
-    """Where in ``words``, which follow ``fix``, the program begins."""
+    """Return the index in ``words``, which follow ``fix``, at which the program begins."""
     return _parser.program_start(words, (*_SHARED, *_OWN), with_number=("apply",))
 
 
 def run(namespace: argparse.Namespace) -> int:
-    """Find fixes for the program that ``namespace.program`` names; 0 where nothing is left to mend, else 1.
+    """Find fixes for the program that ``namespace.program`` names; return 0 if no fault is left, else 1.
 
     Raises:
-        OptionsError: for what cannot be understood or done.
+        OptionsError: for invalid options.
     """
     own = _parser.said(namespace, _OWN)
     shared = _parser.said(namespace, _SHARED)
@@ -152,7 +152,7 @@ def run(namespace: argparse.Namespace) -> int:
     if target.kind == "script" and target.name == "-":
         raise OptionsError(Message("fix.no_stdin"))
     prepare(target)
-    # Only files named here: the one that `run` reports to by habit is not this report's.
+    # Only files named here: a file that `run` always writes is not this report's.
     files = {name: ReportFile(path, directory) for name, path in {**own, **shared}.items() if name in _FILES}
     if not torch_is_installed():
         raise OptionsError(Message("cli.no_torch"))
@@ -163,7 +163,7 @@ def run(namespace: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Fixing:
-    """What was asked for."""
+    """The parsed request of one ``gradsan fix``."""
 
     target: Target
     limits: Limits
@@ -172,7 +172,7 @@ class _Fixing:
     files: Mapping[str, ReportFile]
 
     def run(self, number: int | None, *, applies: bool, asks: bool) -> int:
-        """Search, show, keep and apply fix ``number``, None standing for the best; the exit status."""
+        """Search, show, keep and apply fix ``number`` (None: the best); return the exit status."""
         found = self._kept() if applies or "patch" in self.files else None
         if found is None:
             found = self._search(asks=asks)
@@ -274,10 +274,10 @@ class _StillFailsError(Exception):
 
 
 def is_wanted(fix: Fix, number: int | None, *, asks: bool, language: Language) -> bool:
-    """Whether ``fix`` may be written: asked for by its ``number``, or the best one (None), which keeps the training.
+    """Whether ``fix`` may be written: requested by its ``number``, or the best one (None), if it keeps the training.
 
-    A best fix that does not is written after a question on a terminal; unasked (``asks`` False) only where its change
-    is the one that the cause implies.
+    A best fix that does not is written after a question on a terminal; without questions (``asks`` False) only if its
+    change is the one that the cause implies.
     """
     if number is not None or fix.verification.training == "same":
         return True
@@ -294,12 +294,12 @@ def is_wanted(fix: Fix, number: int | None, *, asks: bool, language: Language) -
 def apply_fix(
     patches: Sequence[Patch], number: int, is_well: Callable[[], bool], *, asks: bool, language: Language
 ) -> bool:
-    """Write patch ``number`` (from 1); whether it stands. ``is_well`` runs the program as it then lies on disk.
+    """Write patch ``number`` (from 1); return whether it stays. ``is_well`` runs the program from disk with it.
 
-    Where ``asks`` is true, files with changes that are not committed are only written if somebody agrees.
+    If ``asks`` is true, files with uncommitted changes are only written with the user's consent.
 
     Raises:
-        OptionsError: where there is no such patch, or a file cannot be written; none has changed then.
+        OptionsError: if there is no such patch, or a file cannot be written; none has changed then.
     """
     if not 1 <= number <= len(patches):
         raise OptionsError(Message("fix.no_such_fix", {"number": number, "count": len(patches)}))
@@ -323,7 +323,7 @@ def apply_fix(
 
 
 def is_agreed(what: Message, language: Language) -> bool:
-    """Whether somebody at the terminal lets every trial do ``what`` cannot be kept in a scratch layer."""
+    """Whether the user at the terminal agrees to every trial doing ``what`` cannot be kept in a scratch layer."""
     return bool(_is_answered(Message("fix.ask_uncovered", {"what": say(what, language)}), language))
 
 
@@ -340,7 +340,7 @@ def _agreed(dirty: tuple[str, ...], language: Language) -> bool:
 
 
 def _is_answered(question: Message, language: Language) -> bool | None:
-    """Whether somebody at the terminal says yes; None where nobody can be asked."""
+    """Whether the user at the terminal answers yes; None if there is no terminal."""
     if not sys.stdin or not sys.stdin.isatty():
         return None
     write_to_stderr(say(question, language))

@@ -54,10 +54,10 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
 
 
 def run(args: argparse.Namespace) -> int:
-    """Lint what ``args`` names: 0 where nothing was found, else 1.
+    """Lint the paths in ``args``; return 0 if nothing was found, else 1.
 
     Raises:
-        OptionsError: for a path that is not there, and for files of rules that cannot be read or written.
+        OptionsError: for a missing path, and for rule files that cannot be read or written.
     """
     language = choose_language(args.lang, os.environ)
     if args.output is None:
@@ -92,7 +92,7 @@ def _options(args: argparse.Namespace, directory: Path | None) -> Options:
     given = {"ignore": args.ignore, "baseline": args.baseline, "write-baseline": args.write_baseline}
     wanted: Mapping[str, Any] = {name: value for name, value in given.items() if value is not None}
     found = read_options(wanted, os.environ, directory)
-    # What the project says of its runs (a baseline of theirs) is nothing to what is read.
+    # The project's settings for its runs (such as a baseline) do not apply to linting.
     return Options(
         ignore=found.ignore,
         suppressions=found.suppressions,

@@ -20,7 +20,7 @@ from gradsan.options import OptionsError
 from gradsan.text import codes, page, resolve, say
 
 MOST_CHARACTERS = 12_000
-"""How long the answer of a tool is at most; of a longer one the middle is left out."""
+"""The most characters of a tool's answer; the middle of a longer one is left out."""
 
 _SECONDS = 600
 _FIXES_KEPT = 2
@@ -36,10 +36,10 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
 
 
 def run(namespace: argparse.Namespace) -> int:
-    """Serve on standard input and output until the client leaves; the exit status.
+    """Serve on standard input and output until the client disconnects; return the exit status.
 
     Raises:
-        OptionsError: where the package ``mcp`` is not installed.
+        OptionsError: if the package ``mcp`` is not installed.
     """
     if util.find_spec("mcp") is None:
         raise OptionsError(Message("cli.no_mcp"))
@@ -48,7 +48,7 @@ def run(namespace: argparse.Namespace) -> int:
 
 
 def server() -> Any:
-    """The server with its tools. Raises ImportError where the package ``mcp`` is not installed."""
+    """Return the server with its tools. Raises ImportError if the package ``mcp`` is not installed."""
     made = import_module("mcp.server.mcpserver").MCPServer("gradsan", version=__version__)
     for tool in (run_program, fix_program, explain, show_report):
         made.tool()(tool)
@@ -90,7 +90,7 @@ def show_report(file: str, language: str = "en") -> str:
 
 
 def bounded(text: str) -> str:
-    """``text``, or its begin and its end where it is longer than :data:`MOST_CHARACTERS`."""
+    """Return ``text``, or its beginning and end if it is longer than :data:`MOST_CHARACTERS`."""
     if len(text) <= MOST_CHARACTERS:
         return text
     half = MOST_CHARACTERS // 2 - 40
@@ -107,7 +107,7 @@ def _with_json(words: Sequence[str], command: Sequence[str], directory: str) -> 
 
 
 def fitting(answer: dict[str, Any]) -> str:
-    """``answer`` as JSON of at most :data:`MOST_CHARACTERS`: of a longer one, the last findings and fixes are left out.
+    """Return ``answer`` as JSON of at most :data:`MOST_CHARACTERS`, leaving out the last findings and fixes if needed.
 
     ``answer`` is changed; ``left_out`` in it counts them.
     """
@@ -128,11 +128,11 @@ def fitting(answer: dict[str, Any]) -> str:
 
 
 def _shortened(report: dict[str, Any]) -> dict[str, Any]:
-    """A report without what only a person looks at: whole stacks, the lines around, every event."""
+    """Return a report without parts for human readers: whole stacks, surrounding lines, every event."""
     for diagnosis in report["diagnoses"]:
         diagnosis.pop("events", None)
         for label in diagnosis["labels"]:
-            # Empty, not gone: what is saved of an answer is still a report that show_report reads.
+            # Empty, not removed: a saved answer is still a report that show_report reads.
             label["stack"], label["lines"] = [], []
     return report
 

@@ -49,10 +49,10 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show what ``args`` names; 0, or 2 where a file cannot be read or written.
+    """Show the reports that ``args`` names; return 0, or 2 if a file cannot be read or written.
 
     Raises:
-        OptionsError: where the output file cannot be written, and where no file is named and none is there.
+        OptionsError: if the output file cannot be written, or no file is named and none is there.
     """
     try:
         checked_editor(args.editor)
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _rendered(recorded: dict[str, Recorded], args: argparse.Namespace, language: Language) -> str:
     report = merged([(name, one.report) for name, one in recorded.items()])
-    # Files are named in the reports as they were seen where the programs ran: nothing is made relative once more.
+    # File names in the reports are relative to where the programs ran, and are not made relative again.
     lines = {place: line for one in reversed(recorded.values()) for place, line in one.lines.items()}
     with recorded_lines(lines):
         if args.form == "html":

@@ -79,16 +79,16 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
 
 
 def program_start(words: Sequence[str]) -> int:
-    """Where in ``words``, which follow ``run``, the program begins: at the script, ``-m``, ``-c`` or after ``--``."""
+    """Return the index in ``words``, which follow ``run``, of the program: the script, ``-m``, ``-c`` or ``--``."""
     return _parser.program_start(words, _OPTIONS_WITH_VALUE)
 
 
 def run(namespace: argparse.Namespace) -> int:
-    """Run the program that ``namespace.program`` names, and report; the exit status.
+    """Run the program that ``namespace.program`` names, and report; return the exit status.
 
     Raises:
-        OptionsError: for what cannot be understood or done; the program has not run then.
-        KeyboardInterrupt: where the program ended by it.
+        OptionsError: for invalid options; the program has not run then.
+        KeyboardInterrupt: if it ended the program.
     """
     directory = _working_directory()
     options = read_options(_parser.said(namespace, (*_OPTIONS_WITH_VALUE, *_SWITCHES)), os.environ, directory)
@@ -97,7 +97,7 @@ def run(namespace: argparse.Namespace) -> int:
 
 
 def execute(target: Target, options: Options, directory: Path | None, open_session: Callable[[], Session]) -> int:
-    """Run ``target``, watched by the session that ``open_session`` makes once the program has imported torch.
+    """Run ``target``, watched by a session from ``open_session``, made once the program has imported torch.
 
     ``directory`` is the working directory, None where it has been deleted. Returns the exit status and raises as
     :func:`run` does.
@@ -111,7 +111,7 @@ def execute(target: Target, options: Options, directory: Path | None, open_sessi
 
     watcher = Watcher(open_session)
     argv = tuple(sys.argv)
-    # Another gradsan may have started this process: what the user says here is stronger.
+    # Another gradsan may have started this process: the user's options here override it.
     gradsan_start.leave()
     job = _open_job(watcher, options, directory)
 
@@ -182,7 +182,7 @@ def _close(job: Job | None) -> None:
 
 
 def _die_of(interrupt: KeyboardInterrupt) -> NoReturn:
-    # The interpreter, seeing it pass, ends the process by SIGINT once it has cleaned up; it has been shown already.
+    # The interpreter ends the process by SIGINT after its cleanup; the exception has been shown already.
     sys.excepthook = lambda *_: None
     raise interrupt
 

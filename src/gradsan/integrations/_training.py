@@ -26,10 +26,10 @@ Language = Literal["en", "zh", "auto"]
 
 
 def options_of(mode: Mode | None, said: Mapping[str, Any]) -> Options:
-    """The options for a training: ``said`` (None: not said) over ``GRADSAN_OPTIONS`` over ``[tool.gradsan]``.
+    """Return the options for a training: ``said`` (None: not given) over ``GRADSAN_OPTIONS`` over ``[tool.gradsan]``.
 
     Raises:
-        ValueError: for what cannot be understood, with the sentence that ``gradsan run`` would say.
+        ValueError: for an invalid option, with the sentence of ``gradsan run``.
     """
     layer = {name: value for name, value in said.items() if value is not None}
     if mode is not None:
@@ -41,13 +41,13 @@ def options_of(mode: Mode | None, said: Mapping[str, Any]) -> Options:
 
 
 class Training:
-    """Watches from :meth:`begin` to :meth:`end`; what goes wrong in gradsan meanwhile is said, never raised."""
+    """Watches from :meth:`begin` to :meth:`end`; failures of gradsan are printed, never raised."""
 
     def __init__(self, options: Options, rank: Rank | None) -> None:
-        """Check what ``options`` name, for this ``rank`` of a job (None: a process that is alone).
+        """Check the files in ``options``, for this ``rank`` of a job (None: a single process).
 
         Raises:
-            ValueError: for a file that cannot be read or written.
+            ValueError: if a file cannot be read or written.
         """
         self._asked = options
         self._rank = rank
@@ -66,7 +66,7 @@ class Training:
         self._stopwatch = Stopwatch()
 
     def begin(self) -> None:
-        """Begin to watch."""
+        """Begin watching."""
         self._stopwatch = Stopwatch()
         from gradsan.record.recorder import recorder
 
@@ -74,15 +74,15 @@ class Training:
         self._watcher.start()
 
     def fail(self, error: BaseException) -> None:
-        """Look at what ends the training, while its graph is there, and put the short diagnosis on it as a note."""
+        """Examine the exception that ends the training while its graph exists; add the short diagnosis as a note."""
         self._program = Program(tuple(sys.argv), "failed", (type(error).__name__, _text_of(error)))
         self._watcher.examine(error)
         self._attempt(lambda: annotate(error, self._watcher.report(self._program), self._options.lang))
 
     def end(self) -> Report | None:
-        """Stop, write the files and say what there is to say; the report, None where there could not be one.
+        """Stop watching, write the files and print the report; return it, or None if it could not be made.
 
-        Where something else has been watching already, that will report what was found; only files are written then.
+        If something else was watching already, that reports the findings; then only files are written.
         """
         reports: list[Report] = []
         with undisturbed(self._rank):
@@ -128,7 +128,7 @@ class Training:
 
 
 def rank_among(number: int, size: int) -> Rank | None:
-    """The rank ``number`` of ``size`` processes; None for a process that is alone."""
+    """Return the rank ``number`` of ``size`` processes; None for a single process."""
     return Rank(number, size) if size > 1 else None
 
 

@@ -29,11 +29,11 @@ def _base() -> Any:
 class GradsanCallback(_base()):  # type: ignore[misc]
     """Watches from ``setup`` to ``teardown`` of a ``fit``, or to the exception that ends it.
 
-    A failing training raises what it raises without gradsan, with the short diagnosis as an exception note; the report
-    goes to stderr and into the files. What PyTorch has not noticed is reported at the end. Losses and gradients stay
-    the same.
+    A failing training raises the same error as without gradsan, with the short diagnosis as an exception note; the
+    report goes to stderr and into the files. Faults that PyTorch has not noticed are reported at the end. Losses and
+    gradients stay the same.
 
-    The keywords are the options of ``gradsan run``; what is not given comes from ``GRADSAN_OPTIONS`` and
+    The keywords are the options of ``gradsan run``; those not given come from ``GRADSAN_OPTIONS`` and
     ``[tool.gradsan]``. With several processes each writes files of its own, with its rank in the name.
     """
 
@@ -51,7 +51,7 @@ class GradsanCallback(_base()):  # type: ignore[misc]
         """Choose how to watch.
 
         Raises:
-            ValueError: for an option that cannot be understood.
+            ValueError: for an invalid option.
         """
         said = {"lang": language, "json": json, "html": html, "sarif": sarif, "quiet": quiet, "stacks": stacks}
         self._options = options_of(mode, said)
@@ -60,11 +60,11 @@ class GradsanCallback(_base()):  # type: ignore[misc]
 
     @property
     def report(self) -> Report | None:
-        """What was found in the last ``fit`` that has ended; None before."""
+        """The report of the last ``fit`` that has ended; None before."""
         return self._report
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Begin to watch a ``fit``. Raises ValueError for a file that cannot be written."""
+        """Begin watching a ``fit``. Raises ValueError for a file that cannot be written."""
         if stage == "fit":
             self._end()
             training = Training(self._options, rank_among(trainer.global_rank, trainer.world_size))
@@ -72,13 +72,13 @@ class GradsanCallback(_base()):  # type: ignore[misc]
             self._training = training
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Explain what ends the ``fit``."""
+        """Explain the exception that ends the ``fit``."""
         if self._training is not None:
             self._training.fail(exception)
             self._end()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Report what was found."""
+        """Publish the report."""
         self._end()
 
     def _end(self) -> None:

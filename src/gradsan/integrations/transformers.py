@@ -22,15 +22,16 @@ _STEP = "training_step"
 class GradsanCallback(TrainerCallback):  # type: ignore[misc]
     """Watches from the beginning of ``train()`` to its end, or to the exception that ends it.
 
-    A failing training raises what it raises without gradsan, with the short diagnosis as an exception note; the report
-    goes to stderr and into the files. What PyTorch has not noticed is reported at the end. Losses and gradients stay
-    the same.
+    A failing training raises the same error as without gradsan, with the short diagnosis as an exception note; the
+    report goes to stderr and into the files. Faults that PyTorch has not noticed are reported at the end. Losses and
+    gradients stay the same.
 
-    The keywords are the options of ``gradsan run``; what is not given comes from ``GRADSAN_OPTIONS`` and
+    The keywords are the options of ``gradsan run``; those not given come from ``GRADSAN_OPTIONS`` and
     ``[tool.gradsan]``. With several processes each writes files of its own, with its rank in the name.
 
-    Callbacks do not hear of exceptions. Those of ``training_step``, which is forward and backward, are met on their
-    way; where another one ends the training, the report comes with the next training or at the end of the process.
+    Callbacks do not get exceptions. Those of ``training_step``, which runs forward and backward, are caught by a
+    wrapper and reraised; if another one ends the training, the report comes with the next training or at the end of the
+    process.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class GradsanCallback(TrainerCallback):  # type: ignore[misc]
         """Choose how to watch.
 
         Raises:
-            ValueError: for an option that cannot be understood.
+            ValueError: for an invalid option.
         """
         said = {"lang": language, "json": json, "html": html, "sarif": sarif, "quiet": quiet, "stacks": stacks}
         self._options = options_of(mode, said)
@@ -57,11 +58,11 @@ class GradsanCallback(TrainerCallback):  # type: ignore[misc]
 
     @property
     def report(self) -> Report | None:
-        """What was found in the last training that has ended; None before."""
+        """The report of the last training that has ended; None before."""
         return self._report
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin to watch. Raises ValueError for a file that cannot be written."""
+        """Begin watching. Raises ValueError for a file that cannot be written."""
         self._end()
         training = Training(self._options, rank_among(args.process_index, args.world_size))
         training.begin()
@@ -72,7 +73,7 @@ class GradsanCallback(TrainerCallback):  # type: ignore[misc]
         atexit.register(self._end)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Report what was found."""
+        """Publish the report."""
         self._end()
 
     def _fail(self, error: BaseException) -> None:
@@ -91,7 +92,7 @@ class GradsanCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def _trainer_of(callback: TrainerCallback) -> Any:
-    """The Trainer that is calling ``callback``, which is given everything but its Trainer; None where unknown."""
+    """Return the Trainer that is calling ``callback``, found on the stack; None if unknown."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         owner = _torch.locals_of(frame).get("self")
@@ -102,7 +103,7 @@ def _trainer_of(callback: TrainerCallback) -> Any:
 
 
 def _on_failing_step(trainer: Any, listener: Callable[[BaseException], None]) -> Callable[[], None]:
-    """Have ``listener`` called with what ``trainer.training_step`` raises; what is returned puts the method back."""
+    """Call ``listener`` with exceptions of ``trainer.training_step``; return a function that restores the method."""
     step = trainer.training_step
 
     @functools.wraps(step)

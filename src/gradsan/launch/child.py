@@ -1,4 +1,4 @@
-"""Child process: a Python that a watched program has started, watched as its parent is, reporting to it."""
+"""Child process: a Python started by a watched program, watched like its parent, reporting to it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def begin_child(folder: str) -> None:
     """Watch this process from its import of torch on, as a part of the run in ``folder``.
 
     Raises:
-        OSError, ValueError, TypeError, KeyError: where the folder cannot be understood.
+        OSError, ValueError, TypeError, KeyError: if the folder is invalid.
     """
     options = read_options(Path(folder))
     if options is None:
@@ -46,7 +46,7 @@ def begin_child(folder: str) -> None:
 
 
 def open_session(options: Options, directory: Path | None) -> Session:
-    """A session that is not started yet, with the mode and the terms that ``options`` ask for."""
+    """Return a session, not started yet, with the mode and the terms that ``options`` request."""
     from gradsan._session import Session as WatchSession
 
     mode, terms = chosen(options, Suppressions(options, directory).wants)

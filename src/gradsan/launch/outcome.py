@@ -1,4 +1,4 @@
-"""Outcome of a run: what the user does not want left out, files, terminal, ranks, children, the time it was watched."""
+"""Outcome of a run: suppressions, files, terminal, ranks, children, and the time of watching."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from gradsan.text import choose_language
 
 
 class Stopwatch:
-    """Begins to run when it is made."""
+    """Clock that starts when it is made."""
 
     def __init__(self) -> None:
-        """Begin."""
+        """Start the clock."""
         self._began_at = time.time()
         self._began = time.perf_counter()
 
     def on(self, program: Program) -> Program:
-        """``program`` with when this began, as the clock on the wall showed it, and the seconds since."""
+        """Return ``program`` with the start in local time, and the seconds since."""
         started = datetime.fromtimestamp(self._began_at).astimezone().isoformat(timespec="seconds")
         return replace(program, started=started, seconds=max(round(time.perf_counter() - self._began, 3), 0.0))
 
 
 class Publisher:
-    """How the report of this process is given out. Files and options are looked at before the program runs."""
+    """Publishes the report of this process. Files and options are checked before the program runs."""
 
     def __init__(
         self,
@@ -51,12 +51,12 @@ class Publisher:
         own_path: Sequence[str] | None = None,
         target: Target | None = None,
     ) -> None:
-        """``directory`` is where the program starts, None where that was deleted; ``own_path`` the ``sys.path`` that
-        gradsan's imports go by (None: the program's, its directory last), ``target`` the program, where `gradsan run`
+        """Take ``directory``, where the program starts (None if deleted), ``own_path``, the ``sys.path`` for
+        gradsan's imports (None: the program's, with its directory last), and ``target``, the program if `gradsan run`
         started it.
 
         Raises:
-            OptionsError: for a file that cannot be read or written.
+            OptionsError: if a file cannot be read or written.
         """
         self.language = choose_language(options.lang, os.environ)
         self.options = own_files(options, rank_of(os.environ), directory)
@@ -75,10 +75,10 @@ class Publisher:
     def publish(
         self, watcher: Watcher, program: Program, job: Job | None, *, is_child: bool = False, flushes: bool = True
     ) -> Report:
-        """End watching and give the report out; what is left of it after the user's rules.
+        """End watching and publish the report; return the part of it that is not suppressed.
 
         ``is_child``: a forked child reports for itself; files, ranks and the reports of children are its parent's.
-        ``flushes`` is False where the process is about to end without writing out what the program printed.
+        ``flushes`` is False where the process is about to end without flushing the program's output.
         """
         board = None if is_child else self._board
         presentation = Presentation(
@@ -119,12 +119,12 @@ class Publisher:
         return report
 
     def _fixing(self, report: Report) -> tuple[str, int]:
-        """The command that tries fixes, and their number; where the program cannot be started once more, neither."""
+        """Return the command that tries fixes, and their number; none if the program cannot be started again."""
         target = self._target
         is_file = target is not None and target.kind != "code" and target.name != "-"
         if target is None or not is_file or not report.diagnoses or report.mode == "autopsy":
             return "", 0
-        # A report is not lost for want of one sentence more.
+        # A report must not be lost for want of one more sentence.
         with contextlib.suppress(Exception):
             from gradsan.repair.fixes import fixes_to_try
 
@@ -134,7 +134,7 @@ class Publisher:
         return "", 0
 
     def write(self, report: Report) -> None:
-        """Write the files and show nothing; what goes wrong in doing so is said."""
+        """Write the files without showing anything; failures are printed."""
         presentation = Presentation(
             options=replace(self.options, quiet=True, github=False),
             language=self.language,
@@ -147,7 +147,7 @@ class Publisher:
             complain(sentence, self.language)
 
     def write_unfinished(self, report: Report) -> Message | None:
-        """Write what was found so far into the JSON file, where there is one that can be written again later."""
+        """Write the findings so far to the JSON file, if there is one that can be written again later."""
         file = self._files.get("json")
         if file is None or file.is_special:
             return None
@@ -158,7 +158,7 @@ class Publisher:
         return file.write(text)
 
     def status(self, report: Report, status: int) -> int:
-        """What the process ends with where the program ended with ``status``."""
+        """Return the exit status of the process, given that of the program."""
         if status:
             return status
         is_conflict = any(diagnosis.severity in ("error", "warning") for diagnosis in report.diagnoses)
@@ -168,10 +168,10 @@ class Publisher:
 
 
 def _with_lines(report: Report) -> Report:
-    """The report with the changed line of every help for which the source allows one."""
+    """Return the report with the changed line of every fix for which the source allows one."""
     if not report.diagnoses:
         return report
-    # A report is not lost for want of a line more.
+    # A report must not be lost for want of one more line.
     with contextlib.suppress(Exception):
         from gradsan.repair.fixes import with_lines
 
@@ -183,10 +183,10 @@ class Suppressions:
     """The rules and the baseline of a run, read before the program starts."""
 
     def __init__(self, options: Options, directory: Path | None) -> None:
-        """Read what ``options`` name; relative paths count from ``directory``.
+        """Read the files named in ``options``; relative paths are relative to ``directory``.
 
         Raises:
-            OptionsError: for a file that cannot be read or understood.
+            OptionsError: if a file cannot be read or is invalid.
         """
         self._written = None if options.write_baseline is None else _path(options.write_baseline, directory)
         self._rules: tuple[Rule, ...] = tuple(parse_rule(rule, "ignore") for rule in options.ignore)
@@ -206,11 +206,11 @@ class Suppressions:
             raise OptionsError(Message("suppress.not_understood", {"path": path})) from None
 
     def wants(self, diagnosis: Diagnosis) -> bool:
-        """Whether neither a comment nor a rule nor the baseline has a finding."""
+        """Whether no comment, rule or baseline suppresses a finding."""
         return bool(suppress((diagnosis,), self._rules, self._baseline).kept)
 
     def applied(self, report: Report) -> tuple[Report, list[Message]]:
-        """The report that is left, and sentences about what was taken away, and about rules that nothing met."""
+        """Return the report without suppressed findings, and sentences about these, and about unused rules."""
         said: list[Message] = []
         if self._written is not None:
             try:
@@ -237,7 +237,7 @@ def _path(name: str, directory: Path | None) -> Path:
 
 
 def _program_files() -> list[str]:
-    """The sources of the modules that are the user's own; none of a library, of whichever environment it is."""
+    """Return the files of the user's own modules; none of a library, in whatever environment."""
     roots = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
     files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     own = str(Path(__file__).parent.parent)

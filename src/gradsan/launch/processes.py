@@ -1,13 +1,13 @@
-"""Processes of one watched run: a folder in which each leaves its report, and the report of all of them.
+"""Processes of one watched run: a folder in which each leaves its report, and their merged report.
 
-The contract with a child is one environment variable, ``GRADSAN``, which names the folder. There lie
+The contract with a child is one environment variable, ``GRADSAN``, which names the folder. It contains
 
 - ``options.json``: how the program is watched (:class:`gradsan.options.Options`), for children that start afresh;
-- ``processes``: a line of JSON for everything that a process says of itself, or that its parent says of it;
+- ``processes``: a line of JSON for everything that a process reports about itself, or its parent about it;
 - ``<pid>-<token>.json``: the report of a process that found something (``gradsan.report/1``, with absolute paths),
-  written anew at each finding, so that nothing is lost where the process is killed.
+ rewritten at each finding, so that nothing is lost where the process is killed.
 
-Whoever made the folder merges the reports when the program ends, and takes it away. A run that is killed leaves it.
+The process that made the folder merges the reports when the program ends, and deletes it. A killed run leaves it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from gradsan_start import JOINED, LOG, STARTED, VARIABLE
 OPTIONS = "options.json"
 _KEPT_SECONDS = 7 * 24 * 3600
 _OF_PARENT = (*REPORT_FILES, "write_baseline")
-"""What only the process writes that was told to."""
+"""Options for files that only the process started by the user writes."""
 
 
 @dataclass(slots=True)
 class _Process:
-    """What the log says of one process."""
+    """The log entries of one process."""
 
     name: str = ""
     said: set[str] = field(default_factory=set)
@@ -48,15 +48,15 @@ class _Process:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The folder of a run that is watched just now; ``before`` is what ``GRADSAN`` was."""
+    """The folder of a running watched run; ``before`` is the previous value of ``GRADSAN``."""
 
     folder: Path
     before: str | None
 
     def gather(self, own: Report) -> Report:
-        """``own``, the report of the process that made the folder, with what its children found and what is not known.
+        """Return ``own``, the report of the folder's maker, with the findings of its children and open questions.
 
-        Findings are equal as in :func:`gradsan.present.merge.merged`; one that a child has says so in a note.
+        Findings are equal as in :func:`gradsan.present.merge.merged`; a note marks those of a child.
         """
         processes, unwatched = _read_log(self.folder)
         processes.pop(os.getpid(), None)
@@ -74,25 +74,25 @@ class Job:
         return _merged(own, reports, spots, watched, [one for one in processes.values() if not one.files])
 
     def close(self) -> None:
-        """Take the folder away; children that are still running report for themselves from now on."""
+        """Delete the folder; children that are still running report for themselves from now on."""
         if os.environ.get(VARIABLE) == str(self.folder):
             if self.before is None:
                 del os.environ[VARIABLE]
             else:
                 os.environ[VARIABLE] = self.before
-        # The log first, which is what children look for.
+        # The log first, which children check for.
         with contextlib.suppress(OSError):
             (self.folder / LOG).unlink()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def open_job(options: Options, directory: Path | None) -> Job:
-    """Make the folder of a run that is watched as ``options`` say, and name it to children that start from now on.
+    """Make the folder of a run watched with ``options``, and announce it to children that start from now on.
 
-    Relative paths in ``options`` count from ``directory``.
+    Relative paths in ``options`` are relative to ``directory``.
 
     Raises:
-        OSError: where there is no place for it.
+        OSError: if it cannot be made.
     """
     place = reports_folder()
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -113,10 +113,10 @@ def open_job(options: Options, directory: Path | None) -> Job:
 
 
 def read_options(folder: Path) -> Options | None:
-    """The options of the run that ``folder`` belongs to; None where another version of gradsan made it.
+    """Return the options of the run that ``folder`` belongs to; None if another version of gradsan made it.
 
     Raises:
-        OSError, ValueError, TypeError: where they cannot be read.
+        OSError, ValueError, TypeError: if they cannot be read.
     """
     said = json.loads((folder / OPTIONS).read_text(encoding="utf-8"))
     if said["gradsan"] != __version__:
@@ -130,13 +130,13 @@ def read_options(folder: Path) -> Options | None:
 
 
 def reports_folder() -> Path:
-    """Where the folders of this user's runs lie."""
+    """Return the folder that contains the folders of this user's runs."""
     user = str(os.getuid()) if hasattr(os, "getuid") else "user"
     return Path(tempfile.gettempdir(), f"gradsan-{user}")
 
 
 def left_reports() -> list[Path]:
-    """What the last run of this user's that did not come to its end has left: one report of each of its processes."""
+    """Return the reports left by this user's last run that did not end properly, one per process."""
     runs: list[list[Path]] = [
         [file for file in folder.glob("*.json") if file.name != OPTIONS]
         for folder in _folders(reports_folder())
@@ -146,7 +146,7 @@ def left_reports() -> list[Path]:
 
 
 def is_alive(number: int) -> bool:
-    """Whether there is a process of this number that is no zombie; where that cannot be asked, there is."""
+    """Whether there is a process of this number that is no zombie; True where that cannot be found out."""
     if os.name != "posix":
         return True
     try:
@@ -161,7 +161,7 @@ def is_alive(number: int) -> bool:
 
 
 def _unknown(process: _Process, name: str, number: int) -> Iterator[Message]:
-    """What is not known of a process, in words."""
+    """Yield sentences on the open questions about a process."""
     said = process.said
     if "ended" in said:
         return
@@ -187,7 +187,7 @@ def _merged(
     for key, names in had.items():
         note = Message("processes.found_in", {"name": names[0], "count": len(names)})
         kept[key] = replace(kept[key], notes=(*kept[key].notes, note), sources=(*kept[key].sources, *names))
-    # Their sentences are read from a file: what is said twice has the same words, not the same key.
+    # Their sentences are read from a file: equal ones have the same text, not the same key.
     for _, report in reports:
         spots += [spot for spot in report.seen.blind_spots if spot not in spots]
     each = [own.seen, *(report.seen for _, report in reports)]
@@ -204,7 +204,7 @@ def _merged(
 
 
 def _read(file: Path, name: str, own_code: int | None, spots: list[Message]) -> Report | None:
-    """The report of a process; ``own_code`` is its number where ``<string>`` is another text there than it is here."""
+    """Return the report of a process; ``own_code`` is its number if its ``<string>`` is another text than here."""
     from gradsan.present.read_json import ReadError, read_report
 
     if not file.exists():
@@ -216,14 +216,14 @@ def _read(file: Path, name: str, own_code: int | None, spots: list[Message]) -> 
         return None
     if own_code is not None:
         report = replace(report, diagnoses=tuple(_renamed(one, own_code) for one in report.diagnoses))
-    # A process that was killed says so in the log; its report need not say it again.
+    # The log shows that a process was killed; its report need not repeat it.
     unfinished = len(report.seen.blind_spots) if report.program.ended else len(report.seen.blind_spots) - 1
     seen = replace(report.seen, blind_spots=report.seen.blind_spots[:unfinished])
     return replace(report, seen=seen, diagnoses=tuple(_with_own_diffs(one) for one in report.diagnoses))
 
 
 def _renamed(diagnosis: Diagnosis, number: int) -> Diagnosis:
-    """With names of their own for ``<string>`` and ``<stdin>``."""
+    """Return the diagnosis with distinct names for ``<string>`` and ``<stdin>``."""
 
     def frame(old: Frame) -> Frame:
         return replace(old, file=f"{old.file[:-1]}, pid {number}>") if old.file in ("<string>", "<stdin>") else old
@@ -239,13 +239,13 @@ def _renamed(diagnosis: Diagnosis, number: int) -> Diagnosis:
 
 
 def _with_own_diffs(diagnosis: Diagnosis) -> Diagnosis:
-    """With diffs that are made anew from the lines, relative to where this process started."""
+    """Return the diagnosis with diffs remade from the lines, relative to this process's start directory."""
     fixes: tuple[Fix, ...] = tuple(replace(fix, diff="" if fix.lines else fix.diff) for fix in diagnosis.fixes)
     return replace(diagnosis, fixes=fixes)
 
 
 def _read_log(folder: Path) -> tuple[dict[int, _Process], list[str]]:
-    """The processes by their number, and the names of those that were started and have not said a word."""
+    """Return the processes by number, and the names of those that were started and have logged nothing."""
     try:
         text = (folder / LOG).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -284,7 +284,7 @@ def _maker(folder: Path) -> int:
 
 
 def _sweep(place: Path) -> None:
-    """Take away what runs have left that were killed long ago, or that found nothing."""
+    """Delete folders of runs that were killed long ago, or that found nothing."""
     for folder in _folders(place):
         with contextlib.suppress(OSError):
             if _maker(folder) == 0 or is_alive(_maker(folder)):

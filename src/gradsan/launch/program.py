@@ -27,14 +27,14 @@ from gradsan.model import Message
 from gradsan.options import OptionsError
 
 CODE_NAME = "<string>"
-"""What python calls the file of ``-c`` code."""
+"""The file name that python gives to ``-c`` code."""
 
 _STDIN_NAME = "<stdin>"
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What to run, and the words that follow it.
+    """A program to run, and its arguments.
 
     ``name`` is the path of a script (or of a directory or zip file with a ``__main__``; ``-`` for stdin), the dotted
     name of a module, or code.
@@ -47,11 +47,11 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A Target that has been looked at: ``start`` runs it in the module that is to be its ``__main__``.
+    """A checked Target: ``start`` runs it in the module that is to be its ``__main__``.
 
-    ``argv`` and ``path_entry`` are what ``sys.argv`` and ``sys.path[0]`` become, ``path_entry`` being None where there
-    is none; ``is_container`` tells that the entry is what is run, so that it is there even under ``-P``; ``variables``
-    are what is in ``__main__`` before it starts.
+    ``argv`` and ``path_entry`` become ``sys.argv`` and ``sys.path[0]``; ``path_entry`` is None where there
+    is none; ``is_container`` says that the entry itself is run, so that it is set even under ``-P``; ``variables``
+    are those of ``__main__`` before it starts.
     """
 
     start: Callable[[ModuleType], None]
@@ -63,7 +63,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a program ended: the exit status python would give it; type name and text of what it ended by, if it failed;
+    """End of a program: the exit status that python would give it; type name and text of its exception, if it failed;
     and the KeyboardInterrupt by which a process dies of SIGINT."""
 
     status: int
@@ -72,10 +72,10 @@ class Ending:
 
 
 def prepare(target: Target) -> Launch:
-    """Look at ``target`` without running any of it.
+    """Check ``target`` without running any of it.
 
     Raises:
-        OptionsError: for a script that is not there, cannot be read, or is a directory without ``__main__``.
+        OptionsError: for a script that does not exist, cannot be read, or is a directory without ``__main__``.
     """
     if target.kind == "module":
         return _module_launch(target)
@@ -85,7 +85,7 @@ def prepare(target: Target) -> Launch:
 
 
 def take_stage(launch: Launch) -> ModuleType:
-    """Give this process the ``__main__`` (which is returned), ``sys.argv`` and ``sys.path`` of the program."""
+    """Set the program's ``__main__`` (which is returned), ``sys.argv`` and ``sys.path`` in this process."""
     if _has_path_entry():
         del sys.path[0]
     if launch.path_entry is not None and (launch.is_container or not _is_path_safe()):
@@ -94,7 +94,7 @@ def take_stage(launch: Launch) -> ModuleType:
 
     main = ModuleType("__main__")
     if "__annotations__" in vars(sys.modules["__main__"]):
-        # Interpreters that give every __main__ an empty dictionary gave one to the __main__ that started gradsan, too.
+        # Interpreters that give every __main__ an empty dictionary gave one to gradsan's __main__, too.
         main.__annotations__ = {}
     main.__builtins__ = sys.modules["builtins"]  # type: ignore[attr-defined]
     vars(main).update({"__loader__": BuiltinImporter, **launch.variables})
@@ -103,7 +103,7 @@ def take_stage(launch: Launch) -> ModuleType:
 
 
 def perform(launch: Launch, main: ModuleType) -> Ending:
-    """Run the program to its end. What it raises is shown as python shows it, and comes back as the Ending."""
+    """Run the program to its end. Its exception is shown as by python, and returned in the Ending."""
     failure = _raised_by(launch, main)
     if failure is None:
         return Ending(0)
@@ -111,17 +111,17 @@ def perform(launch: Launch, main: ModuleType) -> Ending:
         status = exit_status(failure)
         return Ending(status, _described(failure) if status else None)
     status = show_uncaught(failure)
-    # CPython looks for exactly this class.
+    # CPython checks for exactly this class.
     return Ending(status, _described(failure), failure if type(failure) is KeyboardInterrupt else None)
 
 
 def gradsan_path() -> list[str]:
-    """The ``sys.path`` that gradsan's imports go by: without the directory of the script that started it."""
+    """Return the ``sys.path`` of gradsan's imports: without the directory of the script that started it."""
     return sys.path[1:] if _has_path_entry() else list(sys.path)
 
 
 def _raised_by(launch: Launch, main: ModuleType) -> BaseException | None:
-    # What is raised is shown outside of the except clause: there, it would become the context of its own failures.
+    # Exceptions are shown outside of the except clause: there, they would become the context of later failures.
     try:
         launch.start(main)
     except BaseException as failure:
@@ -176,19 +176,19 @@ def _code_launch(target: Target) -> Launch:
 
 def _module_launch(target: Target) -> Launch:
     def start(main: ModuleType) -> None:
-        # The function that `python -m` itself calls, so that its frames and its sentences are python's.
+        # The function that `python -m` itself calls, so that frames and messages are python's.
         _alone(runpy._run_module_as_main, target.name)  # type: ignore[attr-defined]
 
     return Launch(start, ("-m", *target.arguments), _working_directory())
 
 
 def _run_container(main: ModuleType) -> None:
-    # What python calls for a directory or a zip file.
+    # The function that python calls for a directory or a zip file.
     _alone(runpy._run_module_as_main, "__main__", False)  # type: ignore[attr-defined]
 
 
 def _alone(function: Callable[..., Any], *args: Any) -> None:
-    """Call it with no frame of gradsan's below: a program asks for its stack, and its outermost frame is its own."""
+    """Call a function with no frame of gradsan's below: the outermost frame of a program is its own."""
     call: Callable[..., Any] | None = None
     with contextlib.suppress(ImportError):
         from gradsan.record._native import call_alone as call

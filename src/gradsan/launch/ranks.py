@@ -1,8 +1,8 @@
-"""Ranks of a job: files for each, findings reported by one rank, one exit status for the job.
+"""Ranks of a job: files for each, each finding reported by one rank, one exit status for the job.
 
-The ranks meet at the job's own key-value store (``MASTER_ADDR``, ``MASTER_PORT``), which ``torchrun`` keeps for as long
-as one of them lives, and rank 0 for as long as itself where there is no ``torchrun``. Where it cannot be reached, every
-rank speaks for itself.
+The ranks communicate by the job's own key-value store (``MASTER_ADDR``, ``MASTER_PORT``), which ``torchrun`` keeps as
+long as one of them lives, and rank 0 as long as it runs itself if there is no ``torchrun``. Without the store, every
+rank reports for itself.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from gradsan.options import REPORT_FILES, STANDARD_OUTPUT, Options
 
 _CONNECT_SECONDS = 2.0
 _PATIENCE_SECONDS = 3.0
-"""How long ranks wait for rank 0 to report first, and rank 0, where it keeps the store, for them to have read that."""
+"""How long ranks wait for rank 0's report, and rank 0, if it has the store, for them to read that."""
 _POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """Which process of how many this is: ``number`` counts from 0 through all nodes, ``size`` is at least 2."""
+    """This process's number in its job, from 0 through all nodes, and the job's ``size``, at least 2."""
 
     number: int
     size: int
 
 
 def rank_of(environ: Mapping[str, str]) -> Rank | None:
-    """The rank that ``RANK`` and ``WORLD_SIZE`` name, as torchrun sets them; None for a process that is alone."""
+    """Return the rank in ``RANK`` and ``WORLD_SIZE``, as torchrun sets them; None for a single process."""
     try:
         number, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
     except (KeyError, ValueError):
@@ -48,14 +48,14 @@ def rank_of(environ: Mapping[str, str]) -> Rank | None:
 
 
 def rank_path(path: str, rank: Rank, process: int) -> str:
-    """``path`` with rank and process id before its last suffix: ``out.json`` becomes ``out.rank1.4711.json``."""
+    """Return ``path`` with rank and process id before its last suffix: ``out.json`` becomes ``out.rank1.4711.json``."""
     return _with_mark(path, f"rank{rank.number}.{process}")
 
 
 def own_files(options: Options, rank: Rank | None, directory: Path | None) -> Options:
-    """``options`` with files of this rank's own in the place of those that all ranks were told to write.
+    """Return ``options`` with files of this rank's own instead of those given for all ranks.
 
-    What is there and no regular file (``/dev/stdout``, a pipe) stays what it is.
+    Existing paths that are no regular files (``/dev/stdout``, a pipe) are kept.
     """
     if rank is None:
         return options
@@ -69,9 +69,9 @@ def own_files(options: Options, rank: Rank | None, directory: Path | None) -> Op
 
 
 def heading(rank: Rank, asked: Options, own: Options) -> Message:
-    """The sentence before what a rank tells: which one it is, and how to see the reports of all.
+    """Return the sentence before a rank's report: its number, and how to see the reports of all.
 
-    ``asked`` are the options as they were given, ``own`` those that :func:`own_files` made of them.
+    ``asked`` are the original options, ``own`` those returned by :func:`own_files`.
     """
     values = {"rank": rank.number, "size": rank.size}
     if asked.json is None or asked.json == own.json:
@@ -80,20 +80,20 @@ def heading(rank: Rank, asked: Options, own: Options) -> Message:
 
 
 class Board:
-    """Where the ranks of a job see what the others have told, and which of them ends last."""
+    """Shared record of a job's ranks: the findings already reported, and which rank ends last."""
 
     def __init__(self, rank: Rank, environ: Mapping[str, str]) -> None:
-        """For this ``rank`` of the job that ``environ`` describes; nothing is connected yet."""
+        """Prepare for this ``rank`` of the job described by ``environ``; nothing is connected yet."""
         self._rank = rank
         self._environ = environ
         self._store: Any = None
         self._has_tried = False
 
     def left_to_show(self, report: Report, *, unexplained: bool = False) -> Report | None:
-        """``report`` with the findings that no other rank has told; None where there is nothing left to say.
+        """Return ``report`` with the findings that no other rank has reported; None if nothing is left.
 
-        Rank 0 tells all it has. The others wait a moment for it, then tell what it did not have. ``unexplained``: an
-        error without a diagnosis, about which there is something to say nevertheless.
+        Rank 0 reports all its findings. The others wait a moment for it, then report what it did not have.
+        ``unexplained``: an error without a diagnosis, about which there is something to report nevertheless.
         """
         try:
             return self._untold(report, unexplained)
@@ -116,7 +116,7 @@ class Board:
                 _wait_until(lambda: store.add(self._key("read"), 0) >= self._rank.size - 1)
             return report
         if names:
-            # Not store.wait(), which writes to stderr when the time is over.
+            # Not store.wait(), which writes to stderr on a timeout.
             _wait_until(lambda: store.check([self._key("told")]))
         own = {name for name in names if store.add(self._key(name), 1) == 1}
         store.add(self._key("read"), 1)
@@ -124,10 +124,10 @@ class Board:
         return replace(report, diagnoses=kept) if own else None
 
     def status(self, is_conflict: bool, exit_code: int) -> int:
-        """What a rank whose program succeeded ends with: ``exit_code`` where it is to say that a rank found something.
+        """Return the exit status of a rank whose program succeeded: ``exit_code`` if it must signal a finding.
 
-        torchrun takes a rank that ends with another status than 0 for failed, and ends the others, which may still be
-        saving their work. So only the last one says it; and nobody does where a failure would start the job anew.
+        torchrun takes a rank with a nonzero exit status for failed, and terminates the others, which may still be
+        saving their work. So only the last one signals it; and none does where a failure would restart the job.
         """
         if not exit_code or self._environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
             return 0
@@ -158,7 +158,7 @@ def undisturbed(rank: Rank | None) -> Iterator[None]:
     """Let a rank finish its report: when one rank has failed, torchrun ends the others with SIGTERM.
 
     The signal takes effect afterwards. A program's own handler stays in place, and so does the default one while the
-    program itself runs: a rank that waits inside a collective would never come to a handler in Python.
+    program itself runs: a rank waiting inside a collective would never run a handler in Python.
     """
     in_main = threading.current_thread() is threading.main_thread()
     if rank is None or not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
@@ -181,12 +181,12 @@ def _wait_until(is_so: Callable[[], bool]) -> None:
 
 
 def _connect(environ: Mapping[str, str]) -> Any:
-    """A client of the job's store; None where the program uses no torch.distributed or the store is not there."""
+    """Return a client of the job's store; None if the program uses no torch.distributed or there is no store."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_available():
         return None
     host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
-    # A TCPStore that finds nobody writes a page to stderr.
+    # A TCPStore that cannot connect writes a page to stderr.
     socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
     return torch.distributed.TCPStore(
         host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_CONNECT_SECONDS)
@@ -199,7 +199,7 @@ def _with_mark(path: str, mark: str) -> str:
 
 
 def _name_of(diagnosis: Diagnosis) -> str:
-    # Not before there is something to tell: presenting takes rich.
+    # Imported only when there is something to report: presenting needs rich.
     from gradsan.present.merge import identity
 
     return hashlib.sha256(repr(identity(diagnosis)).encode()).hexdigest()

@@ -26,18 +26,18 @@ from gradsan.text import Language, language_on
 
 _Part = Callable[[Report, "Presentation"], Message | None]
 _WIDTH = 100
-"""Columns, where stderr is no terminal and ``COLUMNS`` is not set."""
+"""Columns, if stderr is no terminal and ``COLUMNS`` is not set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Presentation:
-    """How and where a report is given out.
+    """Destination and form of a report.
 
-    ``directory`` is where the program started, None where that no longer existed; ``files`` what receives the report,
-    by the name of its form. ``unexplained`` says that the program met an error of autograd's for which gradsan has no
-    diagnosis; then the terminal tells what could not be seen. ``told`` are sentences that are said in any case.
-    ``left_to_tell`` gives what of the report is shown besides the files, None for nothing, and does not raise;
-    ``heading`` is said before it. ``flushes`` says that what the program printed is to be written out before.
+    ``directory`` is where the program started, None if it no longer existed; ``files`` are the report files,
+    by the name of their format. ``unexplained`` says that the program had an error of autograd for which gradsan has no
+    diagnosis; then the terminal shows the blind spots. ``told`` are sentences that are always printed.
+    ``left_to_show`` returns the part of the report to show besides the files, None for nothing, and does not raise;
+    ``heading`` is printed before it. ``flushes`` says that the program's output is to be flushed before.
     """
 
     options: Options
@@ -52,7 +52,7 @@ class Presentation:
 
 
 def present(report: Report, presentation: Presentation) -> list[Message]:
-    """Write the files, and the report on stderr where there is something to say; what went wrong in doing so."""
+    """Write the files, and the report on stderr if there is something to report; return sentences on failures."""
     problems = _written([partial(_write_file, form) for form in presentation.files], report, presentation)
     options = presentation.options
     if not options.quiet or options.github or options.json_summary:
@@ -77,9 +77,9 @@ def _written(parts: Sequence[_Part], report: Report, presentation: Presentation)
 
 @contextmanager
 def own_surroundings(path: Sequence[str] | None, code: str | None) -> Iterator[None]:
-    """Let gradsan work undisturbed in a process that the program has left in a state of its own.
+    """Let gradsan work undisturbed in a process that the program has left in some state of its own.
 
-    Meanwhile imports go by ``path`` (the program may have a ``rich.py``), no warning is shown or raised, and the lines
+    Meanwhile imports use ``path`` (the program may have a ``rich.py``), no warning is shown or raised, and the lines
     of ``code``, the text of ``-c``, can be found.
     """
     with imports_by(path), no_warnings(), _source_at_hand(code):
@@ -87,9 +87,10 @@ def own_surroundings(path: Sequence[str] | None, code: str | None) -> Iterator[N
 
 
 def wants_color(option: str, stream: object, environ: Mapping[str, str]) -> bool:
-    """Whether to colour what goes to ``stream``: as ``option`` says, and for ``auto`` on terminals that can show it.
+    """Whether to colour output to ``stream``: as ``option`` says; ``auto`` on terminals that can show it.
 
-    ``NO_COLOR`` and ``FORCE_COLOR`` count where they are not empty, as https://no-color.org and
+    ``NO_COLOR`` and ``FORCE_COLOR`` count if not empty, as defined by https://no-color.org and
+    https://force-color.org.
     https://force-color.org define them.
     """
     if option != "auto":
@@ -148,7 +149,7 @@ def _write_terminal(report: Report, presentation: Presentation) -> Message | Non
     if presentation.flushes:
         flush_output()
     if report.program.exception is not None and _is_terminal(stream):
-        # A traceback may be long; the eye has to find where it ends.
+        # A traceback may be long; its end must be easy to see.
         write_to_stderr(f"\n{'-' * (width_of(stream) - 1)}\n")
     if presentation.heading is not None:
         complain(presentation.heading, presentation.language)
@@ -157,9 +158,9 @@ def _write_terminal(report: Report, presentation: Presentation) -> Message | Non
 
 
 def nothing_found(report: Report, options: Options) -> Message | None:
-    """The sentence about a program that finished and in which nothing was found, for somebody who looks on.
+    """Return the sentence about a program that finished without a finding, if somebody is watching.
 
-    Only on a terminal: whoever compares what a right program writes gets what it writes without gradsan.
+    Only on a terminal: scripts that compare the output of a correct program get that of the program alone.
     """
     if options.quiet or report.diagnoses or report.program.outcome != "finished" or not _is_terminal(sys.stderr):
         return None
@@ -181,7 +182,7 @@ def _is_terminal(stream: object) -> bool:
 
 
 def width_of(stream: object) -> int:
-    """How many columns a report takes on ``stream``: those of the terminal, else of ``COLUMNS``, else 100."""
+    """Return the width of a report on ``stream``: the terminal's columns, else ``COLUMNS``, else 100."""
     try:
         columns = os.get_terminal_size(stream.fileno()).columns  # type: ignore[attr-defined]
     except (AttributeError, ValueError, OSError):
@@ -191,9 +192,9 @@ def width_of(stream: object) -> int:
 
 @contextmanager
 def _source_at_hand(code: str | None) -> Iterator[None]:
-    """Let the lines of ``-c`` code be found.
+    """Make the lines of ``-c`` code available.
 
-    Only meanwhile: tracebacks that the program prints itself look there too, and are to stay as they are.
+    Only meanwhile: tracebacks that the program prints itself use the cache, too, and must stay unchanged.
     """
     if code is None or CODE_NAME in linecache.cache:
         yield
@@ -207,15 +208,15 @@ def _source_at_hand(code: str | None) -> Iterator[None]:
 
 
 class ReportFile:
-    """A file to be written later, wherever the program may have gone by then."""
+    """A file to be written later, in whatever directory the program may be by then."""
 
     def __init__(self, path: str, directory: Path | None) -> None:
-        """Look at ``path`` (relative to ``directory``, where the program starts) and make sure that it can be written.
+        """Check that ``path`` (relative to ``directory``, where the program starts) can be written.
 
         ``-`` is the standard output.
 
         Raises:
-            OptionsError: where it cannot.
+            OptionsError: if it cannot.
         """
         self.shown = path
         self._is_stdout = path == STANDARD_OUTPUT
@@ -231,10 +232,10 @@ class ReportFile:
             raise OptionsError(self._cannot(failure)) from None
 
     def write(self, content: str | bytes) -> Message | None:
-        """Write ``content`` (text as UTF-8); the sentence that says why it could not be written, or None.
+        """Write ``content`` (text as UTF-8); return the sentence on why it could not be written, or None.
 
-        Readers see the former file or the whole new one, never a part. What is no regular file (a pipe,
-        ``/dev/stdout``) is written as it is.
+        Readers see the former file or the whole new one, never a part. A path that is no regular file (a pipe,
+        ``/dev/stdout``) is written directly.
         """
         if self._is_stdout:
             flush_output()
@@ -256,7 +257,7 @@ class ReportFile:
         if self._path.exists() and not os.access(self._path, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         if not self.is_special:
-            # Only making a file tells for sure that one can be made (read-only file systems, quotas, no such folder).
+            # Only making a file shows for sure that one can be made (read-only file systems, quotas, missing folder).
             self._create().unlink()
 
     @property

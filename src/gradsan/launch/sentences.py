@@ -17,7 +17,7 @@ _LANG_SETTING = re.compile(r"(?:^|:)\s*lang=([a-z]+)")
 
 
 def spoken_language(words: Sequence[str], environ: Mapping[str, str]) -> Language:
-    """The language for sentences about ``words`` themselves, when it is not sure yet that they can be understood."""
+    """Return the language for sentences about ``words`` themselves, which may still prove invalid."""
     options = [after for word, after in pairwise(words) if word == "--lang"]
     options += [word.partition("=")[2] for word in words if word.startswith("--lang=")]
     setting = _LANG_SETTING.search(environ.get("GRADSAN_OPTIONS", ""))
@@ -27,19 +27,19 @@ def spoken_language(words: Sequence[str], environ: Mapping[str, str]) -> Languag
 
 
 def complain(message: Message, language: Language) -> None:
-    """Say ``message`` on stderr, on a line of its own: in English where that cannot carry ``language``."""
+    """Print ``message`` on stderr, on a line of its own: in English where the stream cannot encode ``language``."""
     write_to_stderr(f"gradsan: {say(message, language_on(sys.stderr, language))}\n")
 
 
 def say_options_alone() -> None:
-    """Say that ``GRADSAN_OPTIONS`` is set in a process that nobody has asked to be watched."""
+    """Warn that ``GRADSAN_OPTIONS`` is set in a process that nobody has asked to watch."""
     complain(Message("cli.options_alone"), spoken_language((), os.environ))
 
 
 def write_to_stderr(text: str) -> None:
-    """Write ``text`` where a traceback would go; where the program closed that, to the stderr it was started with.
+    """Write ``text`` to stderr, as a traceback; if the program has closed that, to the original stderr.
 
-    Characters that the stream cannot encode become escapes. Where nobody listens any more the text is lost: a
+    Characters that the stream cannot encode become escapes. Without a reader the text is lost: a
     program's last words must not fail.
     """
     for stream in _error_streams():
@@ -51,7 +51,7 @@ def write_to_stderr(text: str) -> None:
 
 
 def write_to_stdout(text: str) -> None:
-    """Write ``text`` where the program printed, with escapes for what that cannot encode; its reader may be gone."""
+    """Write ``text`` to the program's stdout, with escapes where needed; its reader may be gone."""
     stream = sys.stdout if sys.stdout is not None and not sys.stdout.closed else sys.__stdout__
     if stream is None or stream.closed:
         return
@@ -60,13 +60,13 @@ def write_to_stdout(text: str) -> None:
         stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         stream.flush()
     except BrokenPipeError:
-        # The interpreter flushes once more when it ends; give it a place that takes the rest.
+        # The interpreter flushes once more at its end; give it a file that accepts the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def flush_output() -> None:
-    """Let what the program printed come before what is said about it."""
-    # A pipe that nobody reads: python itself says so when it ends.
+    """Flush the program's output, so that it precedes sentences about it."""
+    # A pipe without a reader: python itself reports it at its end.
     with contextlib.suppress(Exception):
         sys.stdout.flush()
 
@@ -77,7 +77,7 @@ def _error_streams() -> Iterator[TextIO]:
 
 def _write(stream: TextIO, text: str) -> None:
     if stream is sys.__stderr__:
-        # Straight to the file: what its buffer could not get rid of would make the interpreter end with status 120.
+        # Unbuffered: unwritable buffered text would make the interpreter end with status 120.
         stream.flush()
         data = text.encode(stream.encoding, "backslashreplace")
         while data:

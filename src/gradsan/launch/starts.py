@@ -1,4 +1,4 @@
-"""Python processes that this one starts, noted by name: whatever then does not join the run was not watched."""
+"""Python processes that this one starts, noted by name: one that does not join the run later was not watched."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PYTHON = re.compile(r"(python|pypy)[\d.]*w?t?(\.exe)?")
 
 
 class Starts:
-    """What stands in for the functions by which ``subprocess`` and multiprocessing start programs."""
+    """Stand-ins for the functions by which ``subprocess`` and multiprocessing start programs."""
 
     def __init__(self, folder: str) -> None:
         """Note into the log of the run in ``folder``; nothing is replaced yet."""
@@ -26,7 +26,7 @@ class Starts:
         self._undo: list[Callable[[], None]] = []
 
     def follow(self) -> None:
-        """Note from now on; called again, what has been imported since is followed, too."""
+        """Start noting; called again, it also covers modules imported since."""
         popen: Any = subprocess.Popen
         method = vars(popen).get("_execute_child") if isinstance(popen, type) else None
         if isinstance(method, FunctionType):
@@ -37,7 +37,7 @@ class Starts:
             self._replace(util, "spawnv_passfds", self._noting(spawn))
 
     def stop(self) -> None:
-        """Put back what still stands."""
+        """Restore the originals that are still replaced."""
         while self._undo:
             self._undo.pop()()
 
@@ -71,9 +71,9 @@ class Starts:
 
 
 class _Looked:
-    """A method of ``subprocess.Popen`` that is looked at when it is about to be called.
+    """A method of ``subprocess.Popen`` that calls back when it is about to be called.
 
-    What is called is the method itself, so no frame of gradsan's is in the traceback of a program that is not there.
+    The method itself is called, so the traceback for a missing program has no frame of gradsan's.
     """
 
     def __init__(self, method: Any, look: Callable[[Any], None]) -> None:
@@ -90,5 +90,5 @@ def _quietly(work: Callable[[], None]) -> None:
     try:
         work()
     except Exception:
-        # Words that are none (bytes of a path-like of the program's own) say nothing to anybody.
+        # Invalid command words (such as a path-like object of the program's own) are ignored.
         return

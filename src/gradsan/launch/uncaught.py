@@ -25,7 +25,7 @@ _listeners: list[Callable[[BaseException], None]] = []
 
 
 def call_when_uncaught(listener: Callable[[BaseException], None]) -> None:
-    """Have ``listener`` told of every exception that ends the program or a thread, before it is shown.
+    """Call ``listener`` with every exception that ends the program or a thread, before it is shown.
 
     It must not raise.
     """
@@ -33,7 +33,7 @@ def call_when_uncaught(listener: Callable[[BaseException], None]) -> None:
 
 
 def show_uncaught(failure: BaseException) -> int:
-    """Hand ``failure``, without gradsan's frames, to ``sys.excepthook``; the exit status that python would end with."""
+    """Pass ``failure``, without gradsan's frames, to ``sys.excepthook``; return python's exit status."""
     _tell(failure)
     remove_own_frames(failure)
     trace = failure.__traceback__
@@ -59,7 +59,7 @@ def show_uncaught(failure: BaseException) -> int:
 
 
 def exit_status(leaving: SystemExit) -> int:
-    """The status that ``leaving`` asks for; what is no number is printed on stderr and means 1."""
+    """Return the status of ``leaving``; anything but a number is printed on stderr and means 1."""
     code = leaving.code
     if code is None:
         return 0
@@ -71,7 +71,7 @@ def exit_status(leaving: SystemExit) -> int:
 
 
 def clean_tracebacks_of_threads() -> None:
-    """Let exceptions that end a thread be shown without gradsan's frames, too, unless the program has its own way."""
+    """Show exceptions that end a thread without gradsan's frames, too, unless the program has its own hook."""
     show = threading.excepthook
 
     def show_cleaned(args: threading.ExceptHookArgs) -> None:
@@ -86,11 +86,11 @@ def clean_tracebacks_of_threads() -> None:
 
 
 def wait_for_threads() -> bool:
-    """Wait, as python does when the main program has ended, for the threads that are no daemons.
+    """Wait, like python at the end of the main program, for non-daemon threads.
 
-    Calling what the interpreter calls is the only way that also lets pools of threads end; a second call does nothing.
-    True where ``SIGTERM`` came meanwhile, which ends the waiting and is yet to end the process: threads that wait for
-    each other must not keep the report.
+    Calling the interpreter's own function is the only way that also ends thread pools; a second call does nothing.
+    Returns True if ``SIGTERM`` arrived meanwhile, which ends the waiting and must still end the process: threads in a
+    deadlock must not hold back the report.
     """
     came: list[int] = []
     try:
@@ -107,12 +107,12 @@ def wait_for_threads() -> bool:
 
 
 class _TerminatedError(BaseException):
-    """``SIGTERM`` came."""
+    """``SIGTERM`` has arrived."""
 
 
 @contextlib.contextmanager
 def _ended_by_sigterm(came: list[int]) -> Iterator[None]:
-    """Raise :class:`_TerminatedError` where ``SIGTERM`` would end the process at once, and note it in ``came``."""
+    """Raise :class:`_TerminatedError` if ``SIGTERM`` would end the process at once, and note it in ``came``."""
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
@@ -121,7 +121,7 @@ def _ended_by_sigterm(came: list[int]) -> Iterator[None]:
     def end(number: int, _: Any) -> None:
         signal.signal(number, signal.SIG_DFL)
         if os.getpid() != process:
-            # A child that one of the threads has forked.
+            # A child forked by one of the threads.
             signal.raise_signal(number)
         came.append(number)
         raise _TerminatedError
@@ -129,7 +129,7 @@ def _ended_by_sigterm(came: list[int]) -> Iterator[None]:
     show = sys.unraisablehook
 
     def show_others(args: Any) -> None:
-        # Since 3.13 the interpreter shows what ends its waiting, and goes on.
+        # Since 3.13 the interpreter shows exceptions that end its waiting, and goes on.
         if args.exc_type is not _TerminatedError:
             show(args)
 
@@ -145,7 +145,7 @@ def _ended_by_sigterm(came: list[int]) -> Iterator[None]:
 
 
 def run_exit_handlers() -> None:
-    """Run what the program has registered with ``atexit``, as python does after its threads; twice is as good as once.
+    """Run the program's ``atexit`` handlers, as python does after its threads; running them twice is harmless.
 
     multiprocessing waits there for the children that it has started.
     """
@@ -155,7 +155,7 @@ def run_exit_handlers() -> None:
         trace = _without_own_frames(args.exc_traceback)
         show(type(args)((args.exc_type, args.exc_value, trace, args.err_msg, args.object)))
 
-    # What a builtin raises has the frame of whoever runs the handlers.
+    # An exception of a builtin has the frame of the caller of the handlers.
     sys.unraisablehook = show_cleaned
     try:
         atexit._run_exitfuncs()
@@ -170,7 +170,7 @@ def _tell(failure: BaseException) -> None:
 
 
 def remove_own_frames(failure: BaseException) -> None:
-    """Take gradsan's frames out of the tracebacks of ``failure``, its causes, contexts and members."""
+    """Remove gradsan's frames from the tracebacks of ``failure``, its causes, contexts and members."""
     waiting: list[BaseException | None] = [failure]
     seen: set[int] = set()
     while waiting:
@@ -191,7 +191,7 @@ def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
         if not _file(trace).startswith(_OWN_FILES):
             kept.append(trace)
         else:
-            # The import system removes its frames itself, but not those in front of our hook on the import of torch.
+            # The import system removes its own frames, but not those in front of our hook on the import of torch.
             while kept and _file(kept[-1]).startswith(_IMPORT_MACHINERY):
                 kept.pop()
         trace = trace.tb_next
@@ -210,7 +210,7 @@ Listener = Callable[[BaseException], None]
 
 
 def call_before_shown(listener: Listener) -> Callable[[], None]:
-    """Have ``listener``, which must not raise, called with what ends the program or a thread; returns how to undo it.
+    """Call ``listener``, which must not raise, with exceptions that end the program or a thread; return its undo.
 
     A process of multiprocessing shows its exceptions itself; there it is called when they leave its target.
     """
@@ -260,21 +260,21 @@ def _in_threads(listener: Listener) -> Callable[[], None]:
 
 
 class _Anchor:
-    """multiprocessing keeps its hook as long as this lives."""
+    """Lifetime of the multiprocessing hook, which holds it weakly."""
 
     def __init__(self, listener: Listener) -> None:
         self.listener: Listener | None = listener
 
 
 def call_in_multiprocessing(listener: Listener) -> Callable[[], None]:
-    """The same for processes of multiprocessing alone: those that this one forks from now on, and this one itself."""
+    """Do the same for multiprocessing alone: processes that this one forks from now on, and this one itself."""
     util: Any = sys.modules.get("multiprocessing.util")
     process: Any = sys.modules.get("multiprocessing.process")
     if util is None or process is None:
         return lambda: None
     anchor = _Anchor(listener)
     util.register_after_fork(anchor, _await_end)
-    # A spawned one imports torch before it knows its parent, and runs no hooks of a fork.
+    # A spawned process imports torch before it knows its parent, and runs no fork hooks.
     if process.parent_process() is not None or "--multiprocessing-fork" in sys.orig_argv:
         _await_end(anchor)
 
@@ -288,7 +288,7 @@ def call_in_multiprocessing(listener: Listener) -> Callable[[], None]:
 
 
 def _await_end(anchor: _Anchor) -> None:
-    """In a process of multiprocessing: look at what is on its way out when the target has ended."""
+    """Check, in a process of multiprocessing, the exception in flight when its target has ended."""
     util = sys.modules["multiprocessing.util"]
 
     def look() -> None:

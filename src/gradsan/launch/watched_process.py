@@ -1,8 +1,8 @@
-"""Watched process: its report is on disk from the first finding on, and whole however the process ends.
+"""Watched process: its report is on disk from the first finding on, and complete however the process ends.
 
-A finding is written down when it is made, so that ``SIGKILL`` takes nothing away. A process that ends by ``os._exit``,
-as forked children of multiprocessing do, tells before that. A forked child becomes a process of its own here: it
-reports what it found since the fork, in the folder of the run (:mod:`gradsan.launch.processes`).
+A finding is written when it is made, so that ``SIGKILL`` loses nothing. A process that ends by ``os._exit``,
+like forked children of multiprocessing, reports before that. A forked child becomes a process of its own here: it
+reports its findings since the fork, in the folder of the run (:mod:`gradsan.launch.processes`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gradsan.launch.starts import Starts
 
 _LAST_WORDS_SECONDS = 20.0
-"""How long the report of a process that wants to be gone may take."""
+"""How long the final report of a process that is about to exit may take."""
 
 _current: Member | None = None
 _forks = 0
@@ -34,23 +34,23 @@ _has_fork_hook = False
 
 
 class Watched(Protocol):
-    """What a member needs of ``gradsan.launch.watcher.Watcher``."""
+    """Interface of ``gradsan.launch.watcher.Watcher`` for a member."""
 
     def report(self, program: Program) -> Report:
-        """What was found so far."""
+        """Return the report of the findings so far."""
 
     def begin_anew(self) -> None:
-        """In a forked child: count from now on."""
+        """Start counting anew in a forked child."""
 
     def stop(self) -> None:
         """End watching."""
 
     def examine(self, error: BaseException) -> None:
-        """Look at an exception that nobody caught."""
+        """Examine an uncaught exception."""
 
 
 class Member:
-    """This process in a run of possibly several; ``is_child`` once it is another than the one that made the folder."""
+    """This process in a run of one or more; ``is_child`` if it is another one than the folder's maker."""
 
     def __init__(
         self,
@@ -62,9 +62,9 @@ class Member:
         leaves: Callable[[int], int] | None = None,
         is_child: bool = False,
     ) -> None:
-        """``folder`` is the run's, None where there is none. ``write`` takes each unfinished report of the process that
-        was started; ``leaves`` gives the report out when the process ends by ``os._exit``, and that of a child whose
-        folder is gone, and says with which status it ends.
+        """Take ``folder``, the run's, or None; ``write``, called with each unfinished report of the process
+        that was started; and ``leaves``, which publishes the report when the process ends by ``os._exit``, or that of a
+        child whose folder is gone, and returns the exit status.
         """
         self.is_child = is_child
         self._watched = watched
@@ -75,7 +75,7 @@ class Member:
         self._argv = tuple(sys.argv)
         self._name = ""
         self.undo: list[Callable[[], None]] = []
-        """What is to be taken back when this process has reported."""
+        """Undo functions to call when this process has reported."""
         self._begin()
 
     def _begin(self) -> None:
@@ -86,7 +86,7 @@ class Member:
         self._is_over = self._has_left = False
 
     def watch(self, starts: Starts | None = None) -> None:
-        """From now on forks and ``os._exit`` of this process are known; one member at a time.
+        """Follow forks and ``os._exit`` of this process from now on; one member at a time.
 
         ``starts`` notes the Python processes that it starts.
         """
@@ -99,7 +99,7 @@ class Member:
         _exits.install()
 
     def over(self) -> None:
-        """This process has reported, or will not: nothing is written any more, and the process is as it was."""
+        """Stop writing and restore the process, once it has reported or will not."""
         global _current
         self._is_over = True
         while self.undo:
@@ -109,7 +109,7 @@ class Member:
             _exits.remove()
 
     def found(self, finding: Conflict | Failure) -> None:
-        """Write down what was found so far, where ``finding`` is one of a new kind."""
+        """Write the findings so far, if ``finding`` is of a new kind."""
         kind = _kind(finding)
         if self._is_over or kind in self._known or not self._lock.acquire(blocking=False):
             return
@@ -124,7 +124,7 @@ class Member:
             self._lock.release()
 
     def end(self, outcome: Program | None = None) -> bool:
-        """Leave the last report of a child in the folder; False where that is gone: the child has to report itself."""
+        """Write the last report of a child to the folder; return False if that is gone: then it must report itself."""
         if self._is_over or self._folder is None:
             return self._has_left
         self.over()
@@ -138,7 +138,7 @@ class Member:
         return self._has_left
 
     def leaving(self, status: int) -> int:
-        """This process ends by ``os._exit``; the status that it ends with."""
+        """Publish the report as this process ends by ``os._exit``; return the exit status."""
         if self._is_over:
             return status
         given = [status]
@@ -151,14 +151,14 @@ class Member:
         return given[0]
 
     def forked(self) -> None:
-        """This is a child now, which inherited what its parent had."""
+        """Become a child: this process has inherited its parent's state."""
         self.is_child = True
         self._begin()
         self._name = f"forked by {os.getppid()}"
         self._watched.begin_anew()
 
     def name(self) -> str:
-        """What the report calls this process."""
+        """Return this process's name in the report."""
         multiprocessing = sys.modules.get("multiprocessing.process")
         if multiprocessing is not None and multiprocessing.parent_process() is not None:
             return str(multiprocessing.current_process().name)
@@ -167,18 +167,18 @@ class Member:
     def _last_report(self, program: Program) -> Report:
         report = self._watched.report(program)
         if report.seen.saves:
-            # What the end of watching brings to light needs graphs.
+            # Findings made at the end of watching need live graphs.
             self._watched.stop()
             report = self._watched.report(program)
         return report
 
     def _leave(self, report: Report) -> bool:
-        """Put a report into the folder of the run, in one move."""
+        """Write a report to the folder of the run, atomically."""
         if self._folder is None:
             return False
         from gradsan.present.json import render_json
 
-        # Relative to nowhere: it is read by a process that may be elsewhere.
+        # Relative to no real folder: the reader's process may be elsewhere.
         text = render_json(report, language=self._language, cwd=self._folder / "nowhere")
         path = self._folder / self._file
         try:
@@ -191,24 +191,24 @@ class Member:
 
 
 def unfinished(report: Report) -> Report:
-    """``report`` with the words that say of it that the program was still running."""
+    """Return ``report`` with the note that the program was still running."""
     spots = (*report.seen.blind_spots, Message("processes.unfinished"))
     return replace(report, seen=replace(report.seen, blind_spots=spots))
 
 
 def current() -> Member | None:
-    """The member that this process is, None where nobody watches it as a whole."""
+    """Return the member of this process; None if it is not watched as a whole."""
     return _current
 
 
 def forks() -> int:
-    """How many children this process has forked while no member took note of them; from the first call on."""
+    """Return how many children this process has forked without a member, counted from the first call on."""
     _listen_to_forks()
     return _forks
 
 
 def _kind(finding: Conflict | Failure) -> object:
-    """What is the same for findings that are met again and again, read off without explaining them."""
+    """Return a key that is equal for repeated findings, computed without diagnosing them."""
     if isinstance(finding, Failure):
         return finding.row, finding.site
     writes = finding.writes
@@ -217,7 +217,7 @@ def _kind(finding: Conflict | Failure) -> object:
 
 
 def _listen_to_forks() -> None:
-    # There is no way to take such a hook back; without a member it does nothing.
+    # Such a hook cannot be removed; without a member it does nothing.
     global _has_fork_hook
     if not _has_fork_hook and hasattr(os, "register_at_fork"):
         _has_fork_hook = True
@@ -236,7 +236,7 @@ def _after_fork() -> None:
 
 
 def _within_time(work: Callable[[], None]) -> None:
-    """Do ``work`` in a thread, and wait for it only so long: whoever wants to be gone must be able to go."""
+    """Run ``work`` in a thread, with a time limit: a process that wants to exit must be able to."""
     done = _thread.allocate_lock()
     done.acquire()
 
@@ -256,14 +256,14 @@ def _within_time(work: Callable[[], None]) -> None:
 
 
 class _Exits:
-    """``os._exit`` while there is a member: the same function, with the member's last words before it."""
+    """``os._exit`` while there is a member: the same function, preceded by the member's final report."""
 
     def __init__(self) -> None:
         self._real: Any = os._exit
         self._owners: list[Any] = []
 
     def install(self) -> None:
-        """Stand in for ``os._exit``, under both of its names, so that it is pickled as it was."""
+        """Replace ``os._exit``, under both of its names, so that it is pickled like the original."""
         if self._owners:
             return
         real = self._real = os._exit
@@ -287,7 +287,7 @@ class _Exits:
                 self._owners.append((owner, _exit))
 
     def remove(self) -> None:
-        """Put the function back where ours still stands."""
+        """Restore the function where ours is still in place."""
         for owner, ours in self._owners:
             if owner._exit is ours:
                 owner._exit = self._real

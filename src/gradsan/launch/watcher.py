@@ -1,4 +1,4 @@
-"""Session of a run, held so that no failure of gradsan reaches the program."""
+"""Session of a run, wrapped so that no failure of gradsan reaches the program."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from gradsan.model import Conflict, Failure, Message, Program, Report, Seen
 
 
 class Session(Protocol):
-    """What watching needs of ``gradsan._session.Session``."""
+    """Interface of ``gradsan._session.Session`` for a watcher."""
 
     def start(self) -> None:
-        """Begin to watch this process."""
+        """Begin watching this process."""
 
     def stop(self) -> None:
-        """Leave torch as it was before."""
+        """End watching and restore torch."""
 
     def report(self, program: Program) -> Report:
-        """What was found."""
+        """Return the report of the findings."""
 
 
 class Watcher:
-    """Starts, stops and asks a session.
+    """Starts, stops and queries a session.
 
-    What goes wrong in it is kept in ``problems`` instead of being raised, and so is what it cannot do with this torch.
+    Failures in it are kept in ``problems`` instead of being raised, and so are its problems with this torch.
 
     ``on_finding``, set before the start, is called with each finding. ``saw_autograd_error`` says whether one
-    of the exceptions that nobody caught was autograd's, ``was_halted`` whether one was gradsan's own, by which it
-    stopped the program as it was asked to. ``unseen`` is what else the report is to say under *blind spots*.
+    of the uncaught exceptions was autograd's, ``was_halted`` whether one was gradsan's own, by which it
+    stopped the program on request. ``unseen`` are further *blind spots* for the report.
     """
 
     def __init__(self, open_session: Callable[[], Session]) -> None:
@@ -61,12 +61,12 @@ class Watcher:
             self._session = None
 
     def take(self, session: Session) -> None:
-        """Ask ``session``, which somebody else has started."""
+        """Use ``session``, which another caller has started."""
         self._has_been_asked = True
         self._session = session
 
     def examine(self, error: BaseException) -> None:
-        """Have the session look at an exception that nobody caught."""
+        """Have the session examine an uncaught exception."""
         self.was_halted = self.was_halted or isinstance(error, HaltError)
         self.saw_autograd_error = self.saw_autograd_error or self._is_of_autograd(error)
         examine = getattr(self._session, "examine", None)
@@ -78,7 +78,7 @@ class Watcher:
             self._keep("report", failure)
 
     def begin_anew(self) -> None:
-        """In a forked child: have the session count from now on."""
+        """Have the session start counting anew, in a forked child."""
         self.problems.clear()
         self.saw_autograd_error = self.was_halted = False
         begin = getattr(self._session, "begin_anew", None)
@@ -95,7 +95,7 @@ class Watcher:
             self._keep("stop", failure)
 
     def report(self, program: Program) -> Report:
-        """The session's report; where there is none, a report without diagnoses that says under *blind spots* why."""
+        """Return the session's report; without one, a report without diagnoses, with the reason under *blind spots*."""
         if self._session is not None:
             try:
                 report = self._session.report(program)
@@ -119,7 +119,7 @@ class Watcher:
 
             return comes_from_autograd(error)
         except Exception:
-            # The program's own classes may fail at being shown.
+            # The program's own classes may fail in ``str``.
             return False
 
     def _keep(self, what: str, failure: Exception) -> None:

@@ -1,6 +1,6 @@
 """Presenters: a Report made readable, for people and for programs. They only format.
 
-Each is imported when it is first asked for: the JSON of a run that is still going must not import what draws terminals.
+Each is imported on first use: the JSON of a running program must not import the terminal renderer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Renderer(Protocol):
-    """A report as the text of a file; files are shown relative to ``cwd`` (default: the process's own)."""
+    """Renders a report as the text of a file; files are shown relative to ``cwd`` (default: the process's own)."""
 
     def __call__(self, report: Report, *, language: str, cwd: Path | None = None) -> str:
         """Return the text."""
@@ -32,7 +32,7 @@ class Renderer(Protocol):
 
 if TYPE_CHECKING:
     RENDERERS: Mapping[str, Renderer]
-    """The forms of a report that need no terminal, by name."""
+    """The report formats that need no terminal, by name."""
 
 _HOMES = {
     "_cells": ("needs_ascii",),

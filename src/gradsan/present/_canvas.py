@@ -1,4 +1,4 @@
-"""Canvas of a drawn report: its width, colours and language, and the moves that all parts share."""
+"""Canvas of a drawn report: its width, colours and language, and drawing functions that all parts share."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from gradsan.model import Diagnosis, Gradient, Message, NamedTensor, Seen
 from gradsan.present._cells import Glyphs, width_of, wrap
 
 _WIDE = 100.0
-"""Times that the largest is the smallest from where on the curve is drawn of logarithms."""
+"""The ratio of largest to smallest number from which a curve is drawn in logarithms."""
 
 
 def heights(numbers: Sequence[float]) -> list[float]:
-    """How high each of the finite ``numbers`` stands, from 0 to 1; of logarithms where they grow by much."""
+    """Return the height of each of the finite ``numbers``, from 0 to 1; of their logarithms if they vary much."""
     low, high = min(numbers), max(numbers)
     if low > 0 and high / low > _WIDE:
         numbers, low, high = [math.log(one) for one in numbers], math.log(low), math.log(high)
@@ -28,12 +28,12 @@ def heights(numbers: Sequence[float]) -> list[float]:
 
 
 def sparkline(numbers: Sequence[float], levels: str) -> str:
-    """One character for each of the ``numbers``, of ``levels`` from the lowest to the highest."""
+    """Return one character of ``levels``, from lowest to highest, for each of the ``numbers``."""
     return "".join(levels[round(height * (len(levels) - 1))] for height in heights(numbers))
 
 
 def points(numbers: Sequence[float], width: int, height: int) -> str:
-    """The ``numbers`` as the points of a polyline in a box of ``width`` by ``height``, its corner at the top left."""
+    """Return ``numbers`` as the points of a polyline in a box of ``width`` by ``height``, origin at the top left."""
     step = width / max(len(numbers) - 1, 1)
     return " ".join(f"{at * step:.1f},{height * (1 - one):.1f}" for at, one in enumerate(heights(numbers)))
 
@@ -67,9 +67,9 @@ def word(language: str, name: str, /, **values: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Canvas:
-    """Where and how one diagnosis is drawn. ``digits`` is the width of its line numbers, ``width`` in cells.
+    """Settings for drawing one diagnosis. ``digits`` is the width of its line numbers, ``width`` in cells.
 
-    ``editor`` is the address of a line in the reader's editor, None where there is none.
+    ``editor`` is the URL of a line in the reader's editor, None if there is none.
     """
 
     language: str
@@ -104,7 +104,7 @@ class Canvas:
         )
 
     def head(self, name: str) -> str:
-        """Return ``name`` as the head of what follows it: with a colon."""
+        """Return ``name`` as a heading: with a colon."""
         return name + self.word("colon")
 
     def row(self, line: int | None, *parts: tuple[str, str]) -> Text:
@@ -113,9 +113,9 @@ class Canvas:
         return Text.assemble((f"{number:>{self.digits}} {self.glyphs.bar} ", FRAME_STYLE), *parts)
 
     def paragraph(self, head: tuple[str, str], body: str, style: str = "", indent: int = 0) -> list[Text]:
-        """Return ``body`` after ``head``, wrapped; further lines stand under the begin of the body.
+        """Return ``body`` after ``head``, wrapped; further lines are aligned with the beginning of the body.
 
-        Where the head takes more than half of the width, they stand four cells in from ``indent``.
+        If the head takes more than half of the width, they are indented by four cells from ``indent``.
         """
         begin = indent + width_of(head[0])
         hang = begin if begin <= self.width // 2 else indent + 4
@@ -125,12 +125,12 @@ class Canvas:
         return rows
 
     def remark(self, name: str, body: str, style: str = "") -> list[Text]:
-        """Return a paragraph such as ``= why: ...`` beneath the snippets."""
+        """Return a paragraph such as ``= why: ...`` below the snippets."""
         return self.paragraph((f"= {self.head(self.word(name))}", "bold"), body, style, indent=self.digits + 1)
 
 
 def describe_losses(diagnosis: Diagnosis, canvas: Canvas) -> tuple[str, str] | None:
-    """The losses of the rounds before a value that was not finite: their curve, and words; None of fewer than two."""
+    """Return a curve of the losses before a non-finite value, and words; None for fewer than two losses."""
     losses = [] if diagnosis.nonfinite is None else [one for one in diagnosis.nonfinite.losses if math.isfinite(one)]
     if len(losses) < 2:
         return None
@@ -139,7 +139,7 @@ def describe_losses(diagnosis: Diagnosis, canvas: Canvas) -> tuple[str, str] | N
 
 
 def _shortened(name: str, limit: int) -> str:
-    """The end of a dotted name that fits: ``…layers.1.self_attn.v_proj.weight``."""
+    """Return the end of a dotted name that fits: ``…layers.1.self_attn.v_proj.weight``."""
     parts = name.split(".")
     while len(name) > limit and len(parts) > 1:
         parts = parts[1:]
@@ -148,8 +148,8 @@ def _shortened(name: str, limit: int) -> str:
 
 
 def describe_tensor(tensor: NamedTensor, canvas: Canvas) -> str:
-    """Return name, type, shape, device and what kept the tensor, as far as they are worth telling."""
-    # Of a tensor that is gone only the shape may be known.
+    """Return name, dtype, shape, device and saving operation of the tensor, as far as they are informative."""
+    # For a freed tensor only the shape may be known.
     kind = f"{tensor.dtype} {list(tensor.shape)}".removeprefix("? ")
     said = canvas.word("tensor_named", name=tensor.name, kind=kind) if tensor.name else kind
     if tensor.transposed:
@@ -164,7 +164,7 @@ def describe_tensor(tensor: NamedTensor, canvas: Canvas) -> str:
 
 
 def describe_gradient(gradient: Gradient, silent: bool, canvas: Canvas) -> str | None:
-    """Return what became of the gradient; None where PyTorch raised and there is nothing to add."""
+    """Return the outcome for the gradient; None if PyTorch raised and there is nothing to add."""
     if gradient.status == "wrong":
         if gradient.relative_error is not None:
             return canvas.word("gradient_wrong_by", error=gradient.relative_error)
@@ -175,8 +175,8 @@ def describe_gradient(gradient: Gradient, silent: bool, canvas: Canvas) -> str |
 
 
 def describe_watched(seen: Seen, canvas: Canvas) -> str:
-    """Return how many saves, writes, backwards and steps were seen, and in how many processes where it is not one, and
-    what copies of saved values took on devices."""
+    """Return the counts of saves, writes, backwards and steps, that of processes if there are several, and
+    the memory that copies of saved values took on devices."""
     counts = {"saves": seen.saves, "writes": seen.writes, "backwards": seen.backwards, "steps": seen.steps}
     counts |= {"processes": seen.processes} if seen.processes > 1 else {}
     said = [canvas.word(name, count=count) for name, count in counts.items()]

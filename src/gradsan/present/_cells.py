@@ -1,7 +1,7 @@
 """Text measured in terminal cells, and the characters that a report is drawn with.
 
 A Chinese character takes two cells, a combining accent none. All drawing in this package counts cells, one character
-at a time, so that underlines stand below what they mark.
+at a time, so that underlines are below the characters they mark.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NEVER_ENDS_A_LINE = frozenset("（【《「『“‘([{")
 
 
 def visible(character: str) -> str:
-    """Return what stands for ``character`` on a terminal line.
+    """Return the text that represents ``character`` on a terminal line.
 
     Control characters become their Unicode pictures, so that a source line can neither move the cursor nor colour
     the report. Characters without a shape of their own (joiners, direction marks, variation selectors) are dropped,
@@ -39,18 +39,18 @@ def visible(character: str) -> str:
 
 
 def width_of(text: str) -> int:
-    """Return the cells that cleaned text takes."""
+    """Return the number of cells of cleaned text."""
     return sum(map(get_character_cell_size, text))
 
 
 def clean(text: str) -> str:
-    """Return ``text`` as one printable line: white space of any kind is a space, the rest as :func:`visible` says."""
+    """Return ``text`` as one printable line: any white space is a space, the rest as by :func:`visible`."""
     return "".join(" " if character in _WHITE else visible(character) for character in text)
 
 
 @dataclass(frozen=True, slots=True)
 class DisplayLine:
-    """A source line as a terminal shows it.
+    """A source line as shown on a terminal.
 
     ``offsets[i]`` is the cell at which character ``i`` of the source line begins; one more entry holds the end.
     """
@@ -64,7 +64,7 @@ class DisplayLine:
         return self.offsets[-1]
 
     def cut(self, start: int, end: int) -> str:
-        """Return what lies in the cells from ``start`` to ``end``; a wide character cut in two becomes a space."""
+        """Return the text in the cells from ``start`` to ``end``; a wide character cut in two becomes a space."""
         shown: list[str] = []
         for piece, left, right in zip(self.pieces, self.offsets, self.offsets[1:], strict=False):
             inside = min(right, end) - max(left, start)
@@ -76,7 +76,7 @@ class DisplayLine:
 
 
 def display(source: str) -> DisplayLine:
-    """Return ``source`` (one line) with tabs expanded and every character's place in cells."""
+    """Return ``source`` (one line) with tabs expanded and every character's position in cells."""
     pieces: list[str] = []
     offsets = [0]
     for character in source:
@@ -88,10 +88,10 @@ def display(source: str) -> DisplayLine:
 
 
 def wrap(text: str, width: int, first: int | None = None) -> list[str]:
-    """Break text into lines of at most ``width`` cells (at least 2), one or more; the first may be narrower or wider.
+    """Break text into one or more lines of at most ``width`` cells (at least 2); the first may have another width.
 
     Lines break at spaces, and between Chinese characters, never before closing or after opening punctuation. A word
-    longer than a line is cut, behind a dot where it has one. Line breaks in the text are kept.
+    longer than a line is cut, after a dot if it has one. Line breaks in the text are kept.
     """
     width = max(width, 2)
     limit = width if first is None else max(first, 2)
@@ -128,14 +128,14 @@ def _fitting(text: str, width: int) -> str:
     for index, character in enumerate(text):
         taken += get_character_cell_size(character)
         if taken > width:
-            # A name is parted behind a dot, where it has one late enough.
+            # A name is broken after a dot, if it has one late enough.
             dot = text.rfind(".", index // 2, index)
             return text[: dot + 1 if dot > 0 else max(index, 1)]
     return text
 
 
 def _atoms(text: str) -> list[str]:
-    """Split text into pieces that may be parted, each with the spaces that follow it."""
+    """Split text into unbreakable pieces, each with the spaces that follow it."""
     atoms: list[str] = []
     for character in text:
         if atoms and not _may_break(atoms[-1][-1], character):
@@ -157,10 +157,10 @@ def _may_break(left: str, right: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """``arrow`` opens a location, ``bar`` parts line numbers from source; ``span_*`` draw a span of several lines,
-    ``levels`` a curve.
+    """Characters of a drawing: ``arrow`` opens a location, ``bar`` is beside line numbers, ``span_*`` draw a
+    span of several lines, ``levels`` a curve.
 
-    ``span_open`` stands beside the first line of such a span, ``span_top`` begins a row of its own below that line.
+    ``span_open`` is beside the first line of such a span, ``span_top`` begins a row of its own below that line.
     """
 
     arrow: str
@@ -203,7 +203,7 @@ ASCII = Glyphs(
 
 
 def needs_ascii(encoding: str | None) -> bool:
-    """Whether a stream of this encoding cannot carry the box characters, so that ``ascii=True`` is wanted."""
+    """Whether a stream of this encoding cannot carry the box characters, so that ``ascii=True`` is needed."""
     try:
         "".join(getattr(UNICODE, field.name) for field in fields(Glyphs)).encode(encoding or "ascii")
     except (UnicodeError, LookupError):

@@ -1,4 +1,4 @@
-"""Fixes as a report shows them: what to change, the changed lines as a diff, and whether the change was tried."""
+"""Fixes in a report: the change, the changed lines as a diff, and whether the change was tried."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DIFF_STYLE = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def draw_fix(fix: Fix, home: str | None, canvas: Canvas) -> Iterator[Text]:
-    """Draw one fix. Changed lines in another file than ``home`` come under that file's name."""
+    """Draw one fix. Changed lines in another file than ``home`` are headed with that file's name."""
     yield from canvas.remark("help", canvas.say(fix.summary))
     if fix.lines:
         yield from _changed_lines(fix, home, canvas)
@@ -50,7 +50,7 @@ def _changed_lines(fix: Fix, home: str | None, canvas: Canvas) -> Iterator[Text]
 
 
 def _code(row: str, style: str, number: str, canvas: Canvas) -> Iterator[Text]:
-    """Draw a line of code that somebody will copy: what does not fit goes on below, nothing is left out."""
+    """Draw a line of code for copying: it continues below where it does not fit, and nothing is left out."""
     line = display(row.rstrip())
     margin = canvas.digits + 3
     columns = canvas.columns - margin
@@ -60,7 +60,7 @@ def _code(row: str, style: str, number: str, canvas: Canvas) -> Iterator[Text]:
 
 
 def standing_of(fix: Fix, canvas: Canvas) -> str:
-    """Say whether the change was run and what it does to the gradients; "" where nothing needs to be said."""
+    """Return whether the change was run and its effect on the gradients; "" if nothing needs to be said."""
     if fix.verification.status == "failed":
         return _tried(fix.verification, canvas)
     was_run = fix.verification.status == "passed"
@@ -99,11 +99,11 @@ _NO_NEWLINE = "\\ No newline at end of file"
 
 
 def diff_of(fix: Fix, cwd: Path | None) -> str:
-    """Return the fix as a unified diff that ``patch -p1`` and ``git apply`` take; "" where nothing concrete is known.
+    """Return the fix as a unified diff for ``patch -p1`` and ``git apply``; "" if no concrete change is known.
 
-    It is ``fix.diff`` where there is one. Otherwise it is made from ``fix.lines`` and the files as they are now; a new
-    text of several lines replaces one line by several, an empty one removes the line. A line that cannot be read
-    leaves no honest diff of its file, so that file is left out.
+    It is ``fix.diff`` if there is one. Otherwise it is made from ``fix.lines`` and the current files; a new
+    text of several lines replaces one line by several, an empty one removes the line. A file with a line that cannot
+    be read is left out.
     """
     if fix.diff:
         return fix.diff
@@ -141,7 +141,7 @@ def _lacks_last_newline(file: str) -> bool:
 
 
 def _mark_last_lines(rows: list[str], old: list[str], new: list[str]) -> list[str]:
-    """Say after the last line of either side, where the diff shows it, that the file ends without a line break."""
+    """Note after the last line of either side, if the diff shows it, that the file has no final line break."""
     marked: list[str] = []
     old_line = new_line = 0
     for row in rows:
@@ -173,7 +173,7 @@ _Row = tuple[str, int, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """``count`` lines of ``file`` from ``line`` on become ``new``; a count of 0 puts ``new`` before ``line``."""
+    """Replacement of ``count`` lines of ``file`` from ``line`` on by ``new``; 0 inserts ``new`` before ``line``."""
 
     file: str
     line: int
@@ -182,7 +182,7 @@ class Replacement:
 
 
 def replacements_of(fix: Fix, cwd: Path | None) -> tuple[Replacement, ...]:
-    """What a fix replaces: from its lines where it has them, else from its diff; empty where neither is known."""
+    """The replacements of a fix: from its lines if it has them, else from its diff; empty if neither is known."""
     if fix.lines:
         return tuple(
             Replacement(shown_path(file, cwd), line, 1, tuple(new.rstrip("\n").split("\n")) if new.strip() else ())
@@ -192,12 +192,12 @@ def replacements_of(fix: Fix, cwd: Path | None) -> tuple[Replacement, ...]:
 
 
 def old_lines(diff: str) -> dict[tuple[str, int], str]:
-    """The lines of the old files that a unified diff shows, by (file, line)."""
+    """Return the lines of the old files that a unified diff shows, by (file, line)."""
     return {(file, line): text for file, line, sign, text in _rows(diff) if sign in " -"}
 
 
 def _of_diff(diff: str) -> Iterator[Replacement]:
-    # What is replaced at one place: rows that follow each other without a kept one between them.
+    # A replacement at one place: consecutive rows without a kept one in between.
     for is_kept, rows in groupby(_rows(diff), key=lambda row: row[2] == " "):
         if is_kept:
             continue
@@ -215,7 +215,7 @@ def _of_diff(diff: str) -> Iterator[Replacement]:
 
 
 def _rows(diff: str) -> Iterator[_Row]:
-    """The rows of all hunks; an added one has the number of the old line that it comes before."""
+    """Yield the rows of all hunks; an added one has the number of the old line that it comes before."""
     file: str | None = None
     line = old = new = 0
     for row in diff.split("\n"):
@@ -226,7 +226,7 @@ def _rows(diff: str) -> Iterator[_Row]:
                 file = None if name == "/dev/null" else re.sub(r"^a/", "", name)
             elif hunk is not None:
                 old, new = int(hunk[2] or 1), int(hunk[3] or 1)
-                # A hunk that takes no line stands after the one it names.
+                # A hunk without old lines comes after the line that it names.
                 line = int(hunk[1]) + (old == 0)
             continue
         sign = row[:1] or " "

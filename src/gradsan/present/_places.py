@@ -1,4 +1,4 @@
-"""Files and lines as a reader in a given working directory sees them."""
+"""Paths and lines as shown to a reader in a given working directory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _GRADSAN = Path(__file__).resolve().parent.parent
 
 
 def working_directory(cwd: Path | None) -> Path | None:
-    """Return ``cwd``, or the process's own; None where that has been deleted."""
+    """Return ``cwd``, or the process's own; None if that has been deleted."""
     if cwd is not None:
         return cwd
     try:
@@ -22,9 +22,9 @@ def working_directory(cwd: Path | None) -> Path | None:
 
 
 def shown_path(file: str, cwd: Path | None) -> str:
-    """Return ``file`` relative to ``cwd`` where it lies below it, with forward slashes; as it is otherwise.
+    """Return ``file`` relative to ``cwd`` if it lies below it, with forward slashes; unchanged otherwise.
 
-    A cell of the notebook that runs is ``In[2]``, as it is shown there, not the temporary file that stands for it.
+    A cell of the running notebook is ``In[2]``, as shown there, not its temporary file.
     """
     cell = _cell(file)
     if cell is not None:
@@ -45,7 +45,7 @@ def _cell(file: str) -> str | None:
 
 
 def location(frame: Frame, cwd: Path | None) -> str:
-    """Return ``file:line:column``, without the column where it is unknown."""
+    """Return ``file:line:column``, without the column if it is unknown."""
     place = f"{shown_path(frame.file, cwd)}:{frame.line}"
     return place if frame.column is None else f"{place}:{frame.column}"
 
@@ -61,7 +61,7 @@ def shown_stack(site: Site) -> tuple[Frame, ...]:
 
 
 def primary_label(diagnosis: Diagnosis) -> Label | None:
-    """Return the label a diagnosis is about: the use, else the last write, else the last label."""
+    """Return the main label of a diagnosis: the use, else the last write, else the last label."""
     for role in ("used", "written", "origin"):
         found = [label for label in diagnosis.labels if label.role == role]
         if found:

@@ -1,4 +1,4 @@
-"""Labels and the marks that number them, drawn onto their source lines."""
+"""Labels drawn onto their source lines, with the marks that number them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _CALLERS_SHOWN = 3
 class Mark:
     """A label to be drawn.
 
-    ``heading`` is its number (``1. ``) or letter, if any; ``name`` is what a stack is headed with (``1. saved``);
-    ``callers`` says how the program came there (often empty).
+    ``heading`` is its number (``1. ``) or letter, if any; ``name`` is the heading of its stack (``1. saved``);
+    ``callers`` names the callers (often empty).
     """
 
     label: Label
@@ -37,7 +37,7 @@ class Mark:
 
     @property
     def underline(self) -> str:
-        """The character that marks the span: ``^`` for what the diagnosis is about."""
+        """The character that underlines the span: ``^`` for the main label."""
         return "^" if self.is_primary else "-"
 
     @property
@@ -49,7 +49,7 @@ class Mark:
 def marks_of(diagnosis: Diagnosis, canvas: Canvas) -> list[Mark]:
     """Return one mark per label, in the order of the labels.
 
-    Events are numbered in their order. Suspects are lettered in theirs, where there are several.
+    Events are numbered in their order. Suspects are lettered in theirs, if there are several.
     """
     primary = primary_label(diagnosis)
     suspects = sum(label.role == "suspect" for label in diagnosis.labels)
@@ -85,7 +85,7 @@ def _letter(index: int) -> str:
 
 
 def _user_callers(label: Label) -> list[Frame]:
-    """Return the user's frames outside of the label's own, outermost first."""
+    """Return the user's frames outside the label's own, outermost first."""
     users = [frame for frame in label.site.frames if frame.is_user]
     if users and (users[-1].file, users[-1].line) == (label.frame.file, label.frame.line):
         users.pop()
@@ -93,7 +93,7 @@ def _user_callers(label: Label) -> list[Frame]:
 
 
 def _shared_callers(labels: tuple[Label, ...]) -> int:
-    """Return how many outermost callers all labels have in common: they tell the reader nothing."""
+    """Return the number of outermost callers shared by all labels: these are not informative."""
     stacks = [_user_callers(label) for label in labels if label.site.frames]
     shared = 0
     for level in zip(*stacks, strict=False):
@@ -115,7 +115,7 @@ def _callers(label: Label, shared: int, canvas: Canvas) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Characters ``start`` (of ``line``) up to and without ``end`` (of ``end_line``), counted from 0."""
+    """Characters from ``start`` (of ``line``) to ``end`` (of ``end_line``, exclusive), counted from 0."""
 
     line: int
     start: int
@@ -124,9 +124,9 @@ class Span:
 
 
 def span_of(frame: Frame) -> Span | None:
-    """Return the span that a frame marks, or None where its line cannot be read or holds nothing.
+    """Return the span that a frame marks, or None if its line cannot be read or is empty.
 
-    Without columns it is the line without the white space around it; columns beyond the line count as unknown. An end
+    Without columns it is the line without surrounding white space; columns beyond the line count as unknown. An end
     before the start, or on a line that cannot be read, becomes the end of the first line.
     """
     source = source_line(frame.file, frame.line)
@@ -149,7 +149,7 @@ def span_of(frame: Frame) -> Span | None:
 
 
 _ENOUGH_BESIDE = 36
-"""A message that has to be wrapped stands beside its underline only where it has this many cells."""
+"""The cells needed beside an underline for a message that must be wrapped."""
 
 _ENOUGH_BELOW = 48
 _LINES_SHOWN_AT_TOP = 3
@@ -186,7 +186,7 @@ def _draw_line(marks: Sequence[Mark], canvas: Canvas) -> Iterator[Text]:
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """The part of a source line that is shown, in cells; ``before`` and ``after`` stand for what is cut off."""
+    """The visible part of a source line, in cells; ``before`` and ``after`` replace the cut-off parts."""
 
     left: int
     right: int
@@ -194,7 +194,7 @@ class _Window:
     after: str
 
     def place(self, cell: int) -> int:
-        """Return where a cell of the source line is drawn; cells that are cut off fall on the nearest shown one."""
+        """Return the drawn position of a cell of the source line; cut-off cells fall on the nearest visible one."""
         return width_of(self.before) + min(max(cell, self.left), self.right) - self.left
 
     def text(self, line: DisplayLine) -> str:
@@ -202,7 +202,7 @@ class _Window:
 
 
 def _window(line: DisplayLine, start: int, end: int, columns: int, ellipsis: str) -> _Window:
-    """Choose what to show of a line so that the cells from ``start`` to ``end`` are seen, as far as they fit."""
+    """Choose the visible part of a line so that the cells from ``start`` to ``end`` are in it, as far as they fit."""
     if line.width <= columns:
         return _Window(0, line.width, "", "")
     edge = width_of(ellipsis)
@@ -255,7 +255,7 @@ def _fits_beside(mark: Mark, beside: int, canvas: Canvas) -> bool:
     if free >= width_of(mark.heading) + width_of(mark.body):
         return True
     longest = max(width_of(word) for word in mark.body.split() or [""])
-    # A word that is longer than the column would be cut; Chinese has no such words.
+    # A word longer than the column would be cut; Chinese has no such words.
     return free >= _ENOUGH_BESIDE and (free >= width_of(mark.heading) + longest or width_of(mark.body) > len(mark.body))
 
 
@@ -266,7 +266,7 @@ def _message_below(mark: Mark, left: int, canvas: Canvas) -> Iterator[Text]:
 
 
 def _message(mark: Mark, indent: int, canvas: Canvas) -> list[list[tuple[str, str]]]:
-    """Return the lines of a message, each as styled parts; further lines stand under the first one's words."""
+    """Return the lines of a message, each as styled parts; further lines are aligned with the first one's text."""
     lead = width_of(mark.heading)
     hang = (" " * lead, "")
     free = canvas.columns - indent - lead
@@ -279,7 +279,7 @@ def _message(mark: Mark, indent: int, canvas: Canvas) -> list[list[tuple[str, st
 
 
 def _draw_lines(mark: Mark, first: DisplayLine, canvas: Canvas) -> Iterator[Text]:
-    """Draw a span of several lines: a bracket at their left, the message at its end."""
+    """Draw a span of several lines: a bracket on their left, the message at its end."""
     span = mark.span
     assert span is not None
     glyphs, style, columns = canvas.glyphs, mark.style, canvas.columns - 2

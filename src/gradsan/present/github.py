@@ -1,4 +1,4 @@
-"""Report as annotations of GitHub Actions: workflow commands, one a line."""
+"""Report as annotations of GitHub Actions: workflow commands, one per line."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from gradsan.present._places import primary_label, shown_path, working_directory
 _COMMAND: dict[Severity, str] = {"error": "error", "warning": "warning", "note": "notice"}
 _NEEDED = ("saved", "written", "bridge", "created", "freed")
 _NOTICES_A_STEP = 10
-"""GitHub shows no more of a kind than this in one step of a job."""
+"""The most annotations of one kind that GitHub shows in one step of a job."""
 
 
 def render_github(report: Report, *, language: str, cwd: Path | None = None) -> str:
-    """Return workflow commands, each with a line break; "" where nothing was found.
+    """Return workflow commands, each with a line break; "" if nothing was found.
 
-    A diagnosis is an ``error``, a ``warning`` or a ``notice`` where the value was needed; where it was saved and first
-    overwritten, or where the bridge is, stands a notice, ten in all at most. Files below ``cwd`` (default: the
-    process's own) are relative to it, as GitHub wants them.
+    A diagnosis is an ``error``, a ``warning`` or a ``notice`` where the value was needed; the save, the first
+    write and the bridge are notices, ten in all at most. Files below ``cwd`` (default: the
+    process's own) are relative to it, as GitHub requires.
     """
     cwd = working_directory(cwd)
     notices = 0
@@ -44,7 +44,7 @@ def _finding(diagnosis: Diagnosis, language: str, cwd: Path | None) -> str:
 
 
 def _places_needed(diagnosis: Diagnosis) -> Iterator[Label]:
-    """The first label of each needed role, where it does not stand on the line of the finding itself."""
+    """Yield the first label of each needed role, if it is not on the line of the finding itself."""
     primary = primary_label(diagnosis)
     taken = {(primary.frame.file, primary.frame.line)} if primary else set()
     for role in _NEEDED:
@@ -60,7 +60,7 @@ def _command(name: str, label: Label | None, title: str, message: str, cwd: Path
         frame = label.frame
         end_line = max(frame.end_line or frame.line, frame.line)
         properties = {"file": shown_path(frame.file, cwd), "line": frame.line, "endLine": end_line}
-        # GitHub takes columns only of a place within one line.
+        # GitHub accepts columns only for a place within one line.
         if end_line == frame.line and frame.column is not None and frame.column >= 1:
             properties["col"] = frame.column
             if frame.end_column is not None and frame.end_column > frame.column:

@@ -37,15 +37,15 @@ _MARKED_LINES_KEPT = 30
 def render_json(report: Report, *, language: str, cwd: Path | None = None) -> str:
     """Return a report as JSON text, ending with a line break; equal reports give equal text.
 
-    Files are relative to ``cwd`` (default: the process's own) where they lie below it. Lines and columns count from 1
-    and ``end_column`` is exclusive; they are null where unknown, as is ``source`` where the line cannot be read.
+    Files are relative to ``cwd`` (default: the process's own) if they lie below it. Lines and columns count from 1
+    and ``end_column`` is exclusive; they are null if unknown, as is ``source`` if the line cannot be read.
     Numbers that are not finite are null.
     """
     return json.dumps(as_dict(report, language=language, cwd=cwd), ensure_ascii=False, allow_nan=False, indent=2) + "\n"
 
 
 def as_dict(report: Report, *, language: str, cwd: Path | None = None) -> dict[str, Any]:
-    """Return what :func:`render_json` writes, as dictionaries, lists, strings and numbers."""
+    """Return the content of :func:`render_json` as dictionaries, lists, strings and numbers."""
     cwd = working_directory(cwd)
     return {
         "schema": SCHEMA,
@@ -196,7 +196,7 @@ def _label(label: Label, language: str, cwd: Path | None) -> dict[str, Any]:
 
 
 def _lines_around(frame: Frame) -> list[tuple[int, str]]:
-    """The marked lines and those next to them, as (number, line): a report is read where the files are not, too."""
+    """Return the marked lines and their neighbours, as (number, line), for readers without the files."""
     last = min(max(frame.end_line or frame.line, frame.line), frame.line + _MARKED_LINES_KEPT)
     numbers = range(max(frame.line - _LINES_AROUND, 1), last + _LINES_AROUND + 1)
     return [(number, line) for number in numbers if (line := source_line(frame.file, number)) is not None]

@@ -1,4 +1,4 @@
-"""Reports of several ranks or runs as one: equal findings are counted once, and say who had them."""
+"""Reports of several ranks or runs merged into one: equal findings are counted once, with their sources."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class _Found:
 
 
 def merged(reports: Sequence[tuple[str, Report]]) -> Report:
-    """One report out of several, each with the name of its file; a single one is returned as it is.
+    """Return one report for several, each with the name of its file; a single one is returned unchanged.
 
-    Two findings are equal where their code and severity are and the same lines play the same roles. The one that came
-    first is kept, with the sum of the counts, and ``sources`` names the files that had it. First is who had the fewest
-    optimizer steps behind it when the value was needed (the clocks of two processes cannot be compared), then who was
-    named first.
+    Two findings are equal if they have the same code and severity, and the same lines in the same roles. The first one
+    is kept, with the sum of the counts, and ``sources`` names the files that had it. First is the one with the fewest
+    optimizer steps before the use of the value (the clocks of two processes cannot be compared), then the one named
+    first.
 
     Raises:
-        ValueError: for no report.
+        ValueError: if there is no report.
     """
     if not reports:
         raise ValueError("no report")
@@ -50,12 +50,12 @@ def merged(reports: Sequence[tuple[str, Report]]) -> Report:
 
 
 def identity(diagnosis: Diagnosis) -> object:
-    """What is the same for equal findings: the code, how severe it is, and which lines play which roles.
+    """Return a key that is the same for equal findings: code, severity, and the lines by role.
 
     One line may be wrong in the first round and, compared, harmless in the second: an error and a note.
     """
     places = tuple((label.role, label.frame.file, label.frame.line) for label in diagnosis.labels)
-    # Without places only the words tell findings apart.
+    # Without places only the words distinguish findings.
     words = () if places else (diagnosis.title.key, str(diagnosis.title.values))
     return diagnosis.code, diagnosis.silent, diagnosis.severity, places, words
 

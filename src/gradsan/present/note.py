@@ -1,4 +1,4 @@
-"""Report in few words: the note of an exception, one line of JSON, and one line a finding, as linters write it."""
+"""Short forms of a report: an exception note, one line of JSON, and one line per finding in the style of linters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gradsan.source.tree import source_line
 
 
 def short_note(diagnosis: Diagnosis, language: str) -> str:
-    """Return two to five lines without colour: the title, where it was saved, overwritten and needed, the first help.
+    """Return two to five lines without colour: the title, the places of save, write and use, the first help.
 
     Files are shown relative to the working directory. Of several places of one kind the first is shown, with the
     number of the others.
@@ -38,7 +38,7 @@ def short_note(diagnosis: Diagnosis, language: str) -> str:
 
 
 def unseen_note(blind_spots: Sequence[Message], language: str) -> str:
-    """Return that an error was not explained, and a line for each thing that gradsan could not see."""
+    """Return the sentence that an error was not explained, and a line for each blind spot."""
     lines = [f"gradsan{word(language, 'colon')}{word(language, 'unexplained')}"]
     return "\n".join([*lines, *(f"  - {_say(spot, language)}" for spot in blind_spots)])
 
@@ -62,7 +62,7 @@ SCHEMA = "gradsan.summary/1"
 
 
 def render_summary(report: Report, *, language: str, cwd: Path | None = None) -> str:
-    """Return the counts, each finding with its place, and the commands that lead on, as one line of JSON."""
+    """Return the counts, each finding with its place, and the commands to run next, as one line of JSON."""
     folder = working_directory(cwd)
     seen = report.seen
     severities = [one.severity for one in report.diagnoses]
@@ -93,9 +93,9 @@ def _finding(diagnosis: Diagnosis, language: str, cwd: Path | None) -> dict[str,
 
 
 def render_concise(report: Report, *, language: str, cwd: Path | None = None) -> str:
-    """Return one line for each finding, with a line break; "" where nothing was found.
+    """Return one line for each finding, with a line break; "" if nothing was found.
 
-    Files below ``cwd`` (default: the process's own) are relative to it. ``[*]`` marks what ``--fix`` mends.
+    Files below ``cwd`` (default: the process's own) are relative to it. ``[*]`` marks findings that ``--fix`` can fix.
     """
     cwd = working_directory(cwd)
     return "".join(f"{_line(diagnosis, language, cwd)}\n" for diagnosis in report.diagnoses)

@@ -1,4 +1,4 @@
-"""Report read back from its JSON. Sentences stay in the language they are in."""
+"""Reports read back from JSON. Sentences stay in their language."""
 
 from __future__ import annotations
 
@@ -47,38 +47,38 @@ _T = TypeVar("_T")
 
 
 def each(read: Callable[[Any], _T], values: Iterable[Any]) -> tuple[_T, ...]:
-    """Return every value as ``read`` reads it."""
+    """Return every value converted by ``read``."""
     return tuple(read(value) for value in values)
 
 
 def maybe(read: Callable[[Any], _T], value: Any) -> _T | None:
-    """Return the value as ``read`` reads it, None where it is null."""
+    """Return the value converted by ``read``, None if it is null."""
     return None if value is None else read(value)
 
 
 def text(value: Any) -> str:
-    """Return the value; TypeError where it is no text."""
+    """Return the value; raises TypeError if it is no text."""
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is no text")
     return value
 
 
 def whole(value: Any) -> int:
-    """Return the value; TypeError where it is no whole number."""
+    """Return the value; raises TypeError if it is no integer."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{value!r} is no whole number")
     return value
 
 
 def number(value: Any) -> float:
-    """Return the value; TypeError where it is no number."""
+    """Return the value; raises TypeError if it is no number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{value!r} is no number")
     return value
 
 
 def one_of(literal: Any, value: Any) -> Any:
-    """Return the value; ValueError where it is no word of ``literal``."""
+    """Return the value; raises ValueError if it is no word of ``literal``."""
     if value not in get_args(literal):
         raise ValueError(f"{value!r} is none of {', '.join(get_args(literal))}")
     return value
@@ -90,32 +90,32 @@ _Training = Literal["same", "gradients", "changed", "rejected"]
 
 
 class ReadError(Exception):
-    """A file is no report that can be read; ``message`` is the sentence that says why."""
+    """A file is no readable report; ``message`` is the sentence that explains why."""
 
     def __init__(self, message: Message) -> None:
-        """``message`` names the file."""
+        """Keep ``message``, which names the file."""
         super().__init__(message.key)
         self.message = message
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A report from a file. ``lines`` are the source lines it holds, by (file, line), as they were then."""
+    """A report from a file. ``lines`` are the source lines it holds, by (file, line), of the time of the run."""
 
     report: Report
     lines: Mapping[tuple[str, int], str]
 
 
 def plain(words: str) -> Message:
-    """A Message whose words are there already, in whatever language they are."""
+    """Return a Message with fixed words, in whatever language they are."""
     return Message("report.plain", {"text": words})
 
 
 def read_report(path: Path) -> Recorded:
-    """The report in the file ``path``, as ``gradsan run --json`` writes it.
+    """Read the report in the file ``path``, in the format of ``gradsan run --json``.
 
     Raises:
-        ReadError: where the file cannot be read, is no JSON, or is no report of a version that is known.
+        ReadError: if the file cannot be read, is no JSON, or is no report of a known version.
     """
     try:
         content = path.read_text(encoding="utf-8-sig")
@@ -139,12 +139,12 @@ def read_report(path: Path) -> Recorded:
 
 
 def from_dict(data: Mapping[str, Any]) -> Recorded:
-    """What :func:`gradsan.present.json.as_dict` returned, back as a report.
+    """Convert the result of :func:`gradsan.present.json.as_dict` back to a report.
 
-    Fields that are not known are passed over; fields that were added to the contract later may be missing.
+    Unknown fields are ignored; fields that were added to the contract later may be missing.
 
     Raises:
-        KeyError, TypeError, ValueError, AttributeError: where the contract is broken.
+        KeyError, TypeError, ValueError, AttributeError: if the contract is broken.
     """
     diagnoses = tuple(_diagnosis(one) for one in data["diagnoses"])
     report = Report(
@@ -161,7 +161,7 @@ def from_dict(data: Mapping[str, Any]) -> Recorded:
 
 
 def _lines_of(data: Mapping[str, Any]) -> dict[tuple[str, int], str]:
-    """All source lines that a report holds: at its labels, in its diffs, in its stacks."""
+    """Return all source lines that a report holds: at its labels, in its diffs, in its stacks."""
     lines: dict[tuple[str, int], str] = {}
     labels = [label for one in data["diagnoses"] for label in one["labels"]]
     for label in labels:
@@ -179,7 +179,7 @@ def _lines_of(data: Mapping[str, Any]) -> dict[tuple[str, int], str]:
 
 
 def _indented(label: Mapping[str, Any]) -> str:
-    """The source line of an early report, which had lost its indentation: its columns must fit it again."""
+    """Return the source line of an early report, with its lost indentation restored to fit its columns."""
     source, column, end = text(label["source"]), label["column"], label["end_column"]
     missing = (end or column or 1) - 1 - len(source)
     return " " * max(missing, 0) + source
@@ -289,7 +289,7 @@ def _label(data: Mapping[str, Any]) -> Label:
 
 def _frame(data: Mapping[str, Any]) -> Frame:
     file = text(data["file"])
-    # Early reports do not say whose code it is: what lay below the working directory was the user's.
+    # Early reports do not mark user code: files below the working directory were the user's.
     is_user = bool(data.get("user", not Path(file).is_absolute()))
     return Frame(file, whole(data["line"]), text(data["function"]), maybe(whole, data.get("column")), is_user=is_user)
 

@@ -18,7 +18,7 @@ from gradsan.source.tree import source_line
 
 
 def _documentation() -> str:
-    """The address of the documentation that the installed package names, with a slash at its end; ``""``: none."""
+    """Return the documentation URL of the installed package, with a final slash; ``""`` if it has none."""
     try:
         urls = metadata("gradsan").get_all("Project-URL") or []
     except PackageNotFoundError:
@@ -36,15 +36,15 @@ _TOP_LEVEL = ("saved", "written", "used")
 def render_sarif(report: Report, *, language: str, cwd: Path | None = None) -> str:
     """Return a report as a SARIF log with one run, ending with a line break.
 
-    A rule per code, with the page of ``gradsan explain`` as its help; a result per diagnosis: it stands where the value
-    was needed, the other labels are related locations, all of them in their order a code flow, fixes are replacements
+    A rule per code, with the page of ``gradsan explain`` as its help; a result per diagnosis: it is where the value
+    was needed, the other labels are related locations, all of them in order a code flow, fixes are replacements
     of whole lines where these are known. Files below ``cwd`` (default: the process's own) are relative to ``SRCROOT``.
     """
     return json.dumps(as_log(report, language=language, cwd=cwd), ensure_ascii=False, indent=2) + "\n"
 
 
 def as_log(report: Report, *, language: str, cwd: Path | None = None) -> dict[str, Any]:
-    """Return what :func:`render_sarif` writes, as dictionaries, lists, strings and numbers."""
+    """Return the content of :func:`render_sarif` as dictionaries, lists, strings and numbers."""
     writer = _Writer(language, working_directory(cwd))
     codes = sorted({diagnosis.code for diagnosis in report.diagnoses})
     run = {

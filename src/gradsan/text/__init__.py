@@ -1,4 +1,4 @@
-"""Every word a user reads, in English and Chinese, and the means to fetch it.
+"""Every word that a user reads, in English and Chinese, and the functions that return it.
 
 Code carries :class:`gradsan.model.Message` (a key and values); :func:`say` turns it into a sentence. The sentences are
 in the ``.toml`` files of ``<language>/``, the pages of ``gradsan explain`` in ``<language>/<CODE>.md``. No torch is

@@ -1,4 +1,4 @@
-"""Sentences from Messages, in a language."""
+"""Sentences for Messages, in a language."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _FALLBACK = "en"
 _TOML = "tomllib" if sys.version_info >= (3, 11) else "tomli"
 
 _SPACE_IN_CHINESE = re.compile(r"(?<=[\u3001-\u9fff\uff00-\uffef]) (?=[\u3001-\u9fff\uff00-\uffef])")
-"""A template has a space beside a field, for names in Latin letters; beside Chinese words there is none."""
+"""A template has a space beside a field, for names in Latin letters; between Chinese characters it is removed."""
 
 
 def say(message: Message, language: str) -> str:
-    """The sentence that ``message`` stands for.
+    """Return the sentence of ``message``.
 
-    Fields such as ``{name}`` are filled from ``message.values``; a value that is itself a Message is said first, in the
-    same language; ``{name:memory}`` shows a number of bytes in units. Where the key leads to two sentences, ``one`` and
-    ``other``, the value ``count`` chooses (``one`` for 1). A key that ``language`` lacks is said in English, and one
+    Fields such as ``{name}`` are filled from ``message.values``; a value that is itself a Message is worded first, in
+    the same language; ``{name:memory}`` shows a number of bytes in units. Where the key has two sentences, ``one`` and
+    ``other``, the value ``count`` chooses (``one`` for 1). A key missing in ``language`` is worded in English, and one
     that English lacks too appears as itself; a field without a value appears as ``{field}``. So a user always gets a
     report.
 
     Raises:
-        KeyError: for a missing key or value, only where the environment has ``GRADSAN_TEXT=strict`` (tests).
+        KeyError: for a missing key or value, only if the environment has ``GRADSAN_TEXT=strict`` (tests).
     """
     template = _template(message, language)
     if template is None:
@@ -45,11 +45,11 @@ def say(message: Message, language: str) -> str:
 
 @cache
 def sentences(language: str) -> Mapping[str, str]:
-    """All sentences of ``language`` by dotted key, as written in the ``.toml`` files of its folder; empty if none.
+    """Return all sentences of ``language`` by dotted key, from the ``.toml`` files of its folder; empty if none.
 
     Raises:
-        TypeError: where a value is neither a string nor a table.
-        ValueError: where two files say the same key.
+        TypeError: if a value is neither a string nor a table.
+        ValueError: if two files have the same key.
     """
     folder = files(__package__) / language
     if not folder.is_dir():
@@ -93,7 +93,7 @@ def _template(message: Message, language: str) -> str | None:
 
 
 class _Formatter(string.Formatter):
-    """str.format that, outside tests, shows what it cannot fill as it is."""
+    """str.format that, outside tests, leaves fields without a value in place."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -117,7 +117,7 @@ class _Formatter(string.Formatter):
 
 
 def _as_memory(count: float) -> str:
-    """A number of bytes as people write it."""
+    """Return a number of bytes in units, as people write it."""
     size = float(max(count, 0))
     for unit in ("B", "KB", "MB"):
         if size < 1024:

@@ -1,4 +1,4 @@
-"""Pages of ``gradsan explain``, one Markdown file per code and language, and which language to speak."""
+"""Pages of ``gradsan explain``, one Markdown file per code and language, and the choice of the language."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CodeEntry:
 
 @cache
 def page(code: str, language: str) -> str:
-    """The page of ``code`` (``GS111``) as Markdown; the English one where ``language`` has none.
+    """Return the page of ``code`` (``GS111``) as Markdown; the English one if ``language`` has none.
 
     Its first line is ``# CODE title``, its first paragraph the slug in backticks.
 
@@ -37,12 +37,12 @@ def page(code: str, language: str) -> str:
 
 @cache
 def codes(language: str = _FALLBACK) -> tuple[CodeEntry, ...]:
-    """Every code that has a page, in order of code, with its title in ``language``."""
+    """Return every code that has a page, in order of code, with its title in ``language``."""
     return tuple(_entry(page(code, language)) for code in _page_names(_FALLBACK))
 
 
 def resolve(code_or_slug: str) -> str | None:
-    """The code that a person means by ``gs111`` or ``state_carried_over`` (any case), or None."""
+    """Return the code for a word such as ``gs111`` or ``state_carried_over`` (any case), or None."""
     wanted = code_or_slug.strip().lower().replace("-", "_")
     return next((entry.code for entry in codes() if wanted in (entry.code.lower(), entry.slug)), None)
 
@@ -64,11 +64,11 @@ def _entry(markdown: str) -> CodeEntry:
 Language = Literal["en", "zh"]
 
 LANGUAGES: tuple[Language, ...] = ("en", "zh")
-"""The languages of the text package. English comes first: it is what the others fall back to."""
+"""The languages of the text package. English comes first, as the fallback."""
 
 
 def choose_language(option: Literal["en", "zh", "auto"], environ: Mapping[str, str]) -> Language:
-    """The language for ``option``; ``auto`` asks the locale in ``environ``.
+    """Return the language for ``option``; ``auto`` uses the locale in ``environ``.
 
     As in POSIX, the first of ``LC_ALL``, ``LC_MESSAGES`` and ``LANG`` that is set and not empty decides: Chinese if it
     starts with ``zh``, English otherwise.
@@ -80,11 +80,11 @@ def choose_language(option: Literal["en", "zh", "auto"], environ: Mapping[str, s
 
 
 _SAMPLES: Mapping[Language, str] = {"zh": "错误：梯度（“”）"}
-"""What a stream must be able to carry for a language other than English."""
+"""Characters that a stream must be able to encode for a language other than English."""
 
 
 def language_on(stream: object, language: Language) -> Language:
-    """``language``, or English where the encoding of ``stream`` lacks its characters (Chinese on Windows' cp1252)."""
+    """Return ``language``, or English if ``stream`` cannot encode its characters (Chinese on Windows' cp1252)."""
     try:
         _SAMPLES.get(language, "").encode(getattr(stream, "encoding", None) or "utf-8")
     except (UnicodeError, LookupError):

@@ -111,7 +111,7 @@ def _row(event: Event, canvas: Canvas) -> Html:
 
 
 def events_data(diagnosis: Diagnosis, canvas: Canvas) -> list[list[Any]]:
-    """The events for the script: [lane, clock, step, version or null, op, place, 1 where the saved part was meant]."""
+    """Return the events for the script: [lane, clock, step, version or null, op, place, 1 if the saved part is hit]."""
     return [
         [
             KINDS.index(event.kind),
@@ -135,11 +135,11 @@ def _word(canvas: Canvas, name: str, **values: Any) -> str:
 
 
 _X, _Y = 14, 15
-"""Where a stop lies on the rail of its row, in pixels."""
+"""The position of a stop on the rail of its row, in pixels."""
 
 
 def way(diagnosis: Diagnosis, canvas: Canvas) -> Html | None:
-    """The way from the loss to the Node that kept the value; None where it is not known."""
+    """Return the path from the loss to the Node that saved the value; None if it is unknown."""
     nodes = diagnosis.way
     if not nodes:
         return None
@@ -163,7 +163,7 @@ def _stop(node: PathNode) -> Iterator[Html]:
     if node.kind == "bridge":
         yield tag("path", d=f"M{_X} {_Y - 8}l8 8l-8 8l-8 -8z")
     elif node.kind == "repeat":
-        # A stop that is gone around several times.
+        # A stop that is passed several times.
         yield tag("path", d=f"M{_X} {_Y + 6}c12 2 12 -14 0 -12", class_="round")
         yield tag("circle", cx=_X, cy=_Y, r=5)
     elif node.kind != "gap":

@@ -1,4 +1,4 @@
-"""HTML that cannot be broken by what stands in it, and the page's own words."""
+"""HTML construction that no content can break, and the page's own words."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DIRECTION = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u
 
 
 class Html(str):
-    """Markup. Only :func:`tag`, :func:`join` and :func:`escaped` make it."""
+    """Markup, only made by :func:`tag`, :func:`join` and :func:`escaped`."""
 
     __slots__ = ()
 
@@ -26,8 +26,8 @@ class Html(str):
 def tag(name: str, *children: object, **attributes: object) -> Html:
     """Return an element. Children that are no Html are escaped, None is left out.
 
-    Attributes are escaped; ``class_`` and ``for_`` lose their underscore, others become dashes; True stands alone, and
-    False and None leave the attribute out.
+    Attributes are escaped; ``class_`` and ``for_`` lose their underscore, others become dashes; True gives a bare
+    attribute, and False and None leave it out.
     """
     said = "".join(_attribute(key, value) for key, value in attributes.items())
     if name in ("meta", "br", "hr"):
@@ -36,12 +36,12 @@ def tag(name: str, *children: object, **attributes: object) -> Html:
 
 
 def join(*parts: object) -> Html:
-    """Return parts one after the other, escaped where they are no Html; None is left out."""
+    """Return the concatenated parts, escaped unless they are Html; None is left out."""
     return Html("".join(part if isinstance(part, Html) else escaped(part) for part in parts if part is not None))
 
 
 def escaped(text: object) -> Html:
-    """Return text as markup, with control and direction characters made visible: no code looks like other code."""
+    """Return text as markup, with control and direction characters made visible, so that no code can be disguised."""
     return Html(html.escape("".join(map(_visible, str(text))), quote=True))
 
 
@@ -92,14 +92,14 @@ def html_word(language: str, name: str, /, **values: Any) -> str:
 
 
 def script_words(language: str) -> dict[str, str]:
-    """Return the words that the script fills itself, with their {fields}."""
+    """Return the words that the script itself fills in, with their {fields}."""
     fields = ("what", "kind", "clock", "step", "op", "place", "count", "first", "last", "version", "total")
     braces = {name: f"{{{name}}}" for name in fields}
     return {name: html_word(language, name, **{key: braces[key] for key in fields}) for name in _OF_THE_SCRIPT}
 
 
 def opened(shown: object, file: str, line: int, column: int | None, canvas: Canvas, **attributes: object) -> Html:
-    """``shown`` as a link to a line; as it is where no editor is known, or where there is no such file."""
+    """Return ``shown`` as a link to a line; unlinked if no editor is known, or there is no such file."""
     path = None if canvas.editor is None else _path(file, canvas.cwd)
     if canvas.editor is None or path is None:
         return tag("span", shown, **attributes) if attributes else join(shown)

@@ -1,4 +1,4 @@
-"""Page: its frame, its policy (nothing is loaded from anywhere), and the page inside another one."""
+"""HTML page: its frame, its content policy (nothing is loaded), and the page as a fragment."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _DIGITS = 2
 def render_html(report: Report, *, language: str, cwd: Path | None = None, editor: str | None = None) -> str:
     """Return a report as one HTML file without any outside resource; equal reports give equal text.
 
-    Source files are read where :mod:`linecache` finds them, and shown relative to ``cwd`` (default: the process's own).
-    ``editor`` is the address of a line in an editor (``vscode://file{file}:{line}:{column}``), to which places lead.
+    Source files are read by :mod:`linecache`, and shown relative to ``cwd`` (default: the process's own).
+    ``editor`` is the URL of a line in an editor (``vscode://file{file}:{line}:{column}``), to which places link.
     """
     return _page(report, language, cwd, editor)
 
@@ -34,7 +34,7 @@ def render_html(report: Report, *, language: str, cwd: Path | None = None, edito
 def _page(
     report: Report, language: str, cwd: Path | None, editor: str | None = None, *, is_framed: bool = False
 ) -> str:
-    # The parts shared with the terminal report ask for a width; what they say here is not wrapped by it.
+    # The parts shared with the terminal report require a width, which does not wrap them here.
     canvas = Canvas(language, _WIDTH, _DIGITS, UNICODE, working_directory(cwd), editor)
     style, script = _asset("page.css"), _asset("page.js")
     keys = [f"finding-{number}" for number in range(1, len(report.diagnoses) + 1)]
@@ -91,7 +91,7 @@ def _header(report: Report, canvas: Canvas) -> Html:
 
 
 def _to_try(report: Report, language: str) -> Html | None:
-    """The command that runs what the page suggests, where that has not been done."""
+    """Return the command that tries the suggested fixes, unless that has been done."""
     tried = any(fix.verification.status != "not_run" for one in report.diagnoses for fix in one.fixes)
     command = next((one for one in report.next if one.startswith("gradsan fix ")), None)
     if tried or command is None:
@@ -100,7 +100,7 @@ def _to_try(report: Report, language: str) -> Html | None:
 
 
 def _when(program: Program, language: str) -> str | None:
-    """When the program began, as where it ran, and how long it ran."""
+    """Return the start of the program, in its local time, and its duration."""
     if program.started is None or program.seconds is None:
         return None
     lasted = _duration(program.seconds, language)
@@ -163,7 +163,7 @@ _MOST_COLUMNS = 60
 
 
 def render_fragment(report: Report, *, language: str, cwd: Path | None = None) -> str:
-    """Return a report as HTML to be put into a page; arguments as of :func:`gradsan.present.render_html`.
+    """Return a report as HTML for embedding in a page; arguments as of :func:`gradsan.present.render_html`.
 
     One ``iframe`` that loads nothing; its height (in rem) grows with the number of findings, up to a bound.
     """

@@ -1,4 +1,4 @@
-"""Source lines in colours with numbered marks, and below each line what happened at it."""
+"""Source lines in colours with numbered marks, and below each line its events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradsan.present.html._markup import Html, escaped, join, opened, tag
 from gradsan.source.tree import source_line, source_lines
 
 Stretch = tuple[int, int, str]
-"""Characters of a line from 0, the end exclusive, and the class that colours them."""
+"""A part of a line: start and end (exclusive) from 0, and its CSS class."""
 
 _CLASSES = ((Keyword, "kw"), (Operator.Word, "kw"), (String, "st"), (Number, "nu"), (Comment, "co"))
 _LINES_ABOVE = 300
@@ -25,9 +25,9 @@ _lexer = PythonLexer(stripnl=False, ensurenl=False)
 
 
 def colours_of(file: str, numbers: Iterable[int]) -> Mapping[int, tuple[Stretch, ...]]:
-    """The coloured stretches of lines of ``file`` (from 1), by line.
+    """Return the coloured stretches of lines of ``file`` (from 1), by line.
 
-    The lines from the statement that they lie in are read with them: one may be the middle of a string.
+    Tokenizing begins at the enclosing statement: a line may be in the middle of a string.
     """
     shown = {number: line for number in numbers if (line := source_line(file, number)) is not None}
     whole = source_lines(file)
@@ -43,7 +43,7 @@ def colours_of(file: str, numbers: Iterable[int]) -> Mapping[int, tuple[Stretch,
 
 
 def coloured(text: str) -> list[tuple[Stretch, ...]]:
-    """The coloured stretches of each line of Python source; what is no Python has none."""
+    """Return the coloured stretches of each line of Python source; none for text that is no Python."""
     lines: list[list[Stretch]] = [[]]
     column = 0
     for kind, value in _lexer.get_tokens(text):
@@ -59,7 +59,7 @@ def coloured(text: str) -> list[tuple[Stretch, ...]]:
 
 
 def paint(line: str, stretches: Iterable[Stretch], start: int = 0, end: int | None = None) -> Html:
-    """The characters of ``line`` from ``start`` to ``end`` as markup with their colours."""
+    """Return the characters of ``line`` from ``start`` to ``end`` as coloured markup."""
     end = len(line) if end is None else end
     pieces: list[Html] = []
     at = start
@@ -81,7 +81,7 @@ def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def _begin(lines: tuple[str, ...], first: int) -> int:
-    """The line of the outermost statement that line ``first`` lies in; ``first`` itself where it is far away."""
+    """Return the line of the outermost statement around line ``first``; ``first`` itself if it is far away."""
     above = range(first, max(first - _LINES_ABOVE, 0), -1)
     return next((number for number in above if _BEGINS.match(lines[number - 1])), first)
 
@@ -91,18 +91,18 @@ _MARKED_LINES_SHOWN = 12
 
 
 def snippets(marks: Sequence[Mark], key: str, canvas: Canvas) -> Html:
-    """One listing per file, in the order in which the files come up; ``key`` makes the ids of a diagnosis its own."""
+    """Return one listing per file, in order of appearance; ``key`` makes the ids of a diagnosis unique."""
     files = dict.fromkeys(mark.label.frame.file for mark in marks)
     return join(*(_listing(file, marks, key, canvas) for file in files))
 
 
 def mark_id(key: str, index: int) -> str:
-    """The id of what is said of the mark with this index."""
+    """Return the id of the message of the mark with this index."""
     return f"{key}-mark-{index}"
 
 
 def badge(mark: Mark, index: int, key: str) -> Html:
-    """The number of a mark, which leads to its words."""
+    """Return the number of a mark, as a link to its message."""
     shown = mark.heading.strip().rstrip(".") or "•"
     where = f"#{mark_id(key, index)}"
     return tag("a", shown, class_=f"badge {mark.label.role}", href=where, aria_label=mark.name)
@@ -134,7 +134,7 @@ def _listing(file: str, marks: Sequence[Mark], key: str, canvas: Canvas) -> Html
 
 
 def _number(file: str, number: int, said: Sequence[tuple[int, Mark]], canvas: Canvas) -> Html:
-    """The number of a line; that of a marked one leads to the reader's editor."""
+    """Return the number of a line; that of a marked one links to the reader's editor."""
     if not said:
         return tag("span", number, class_="number")
     return opened(number, file, number, said[0][1].label.frame.column, canvas, class_="number")
@@ -147,7 +147,7 @@ def _numbers(mark: Mark) -> Iterable[int]:
 
 
 def _code(line: str, number: int, marks: Sequence[tuple[int, Mark]], key: str, colours: Sequence[Stretch]) -> Html:
-    """A line, cut where a mark begins or ends; a piece carries the roles of all marks over it."""
+    """Return a line, cut where marks begin or end; a piece has the roles of all marks over it."""
     spans = [(index, mark, *_cells(mark, number, line)) for index, mark in marks if _covers(mark, number)]
     cuts = sorted({0, len(line), *(cut for _, _, start, end in spans for cut in (start, end))})
     pieces: list[Html] = []
