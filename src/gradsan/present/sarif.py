@@ -129,7 +129,7 @@ class _Writer:
             made["stacks"] = [stack]
         fixes: list[dict[str, Any]] = []
         for fix in map(self._fix, diagnosis.fixes):
-            # SARIF takes no two that are the same.
+            # SARIF requires distinct entries.
             if fix is not None and fix not in fixes:
                 fixes.append(fix)
         if fixes:
@@ -152,7 +152,7 @@ class _Writer:
         return flow
 
     def _fingerprint(self, diagnosis: Diagnosis) -> str:
-        """Of the code and the lines by their text, so that lines added above do not make a finding a new one."""
+        """Return a hash of the code and the text of the lines, so that lines added above do not change it."""
         parts = [diagnosis.code, str(diagnosis.silent)]
         for label in diagnosis.labels:
             frame = label.frame

@@ -1,4 +1,4 @@
-"""Report for people: source lines with what happened at them, why, what to change, and whole stacks on request."""
+"""Report for people: annotated source lines, the reason, what to change, and whole stacks on request."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def render_terminal(
 
     No line takes more than ``width`` cells (40 at least). ``stacks`` adds every label's whole stack. ``ascii`` draws
     with ASCII characters only; words, names and source lines keep theirs, so write with an error handler such as
-    ``backslashreplace`` where the encoding is narrow (see :func:`needs_ascii`). Source files are read where
-    :mod:`linecache` finds them, and shown relative to ``cwd`` (default: the process's own).
+    ``backslashreplace`` if the encoding is narrow (see :func:`needs_ascii`). Source files are read by
+    :mod:`linecache`, and shown relative to ``cwd`` (default: the process's own).
     """
     width = max(width, MIN_WIDTH)
     out = io.StringIO()
@@ -97,7 +97,7 @@ def _rows(report: Report, language: str, width: int, stacks: bool, cwd: Path | N
 
 
 def _digits(diagnosis: Diagnosis) -> int:
-    """Return how wide the widest line number of a diagnosis is, at least 2."""
+    """Return the width of the widest line number of a diagnosis, at least 2."""
     frames = [label.frame for label in diagnosis.labels]
     lines = [max(frame.line, frame.end_line or 0) for frame in frames]
     lines.extend(line for fix in diagnosis.fixes for _, line, _ in fix.lines)
@@ -139,7 +139,7 @@ def _draw_stacks(marks: Iterable[Mark], canvas: Canvas) -> Iterator[Text]:
 
 
 def _draw_why(diagnosis: Diagnosis, canvas: Canvas) -> Iterator[Text]:
-    """Draw what happened, then why backward needs the value, then the formula where the words do not hold it."""
+    """Draw the explanation, then why backward needs the value, then the formula if the words do not contain it."""
     said = [canvas.say_short(diagnosis.explanation)]
     if diagnosis.why is not None:
         said.append(canvas.say_short(diagnosis.why.text))

@@ -39,8 +39,8 @@ DEFINE_SEARCH(search_float64, uint64_t, UINT64_C(0x7ff0000000000000))
 DEFINE_SEARCH(search_float16, uint16_t, UINT16_C(0x7c00))
 DEFINE_SEARCH(search_bfloat16, uint16_t, UINT16_C(0x7f80))
 
-/* The index of the first of `count` numbers that is NaN or Inf, -1 where there is none. Kinds: 0 float32, 1 float64,
- * 2 float16, 3 bfloat16. The memory must stay as it is meanwhile. */
+/* The index of the first of `count` numbers that is NaN or Inf, -1 if there is none. Kinds: 0 float32, 1 float64, 2
+ * float16, 3 bfloat16. The memory must not change meanwhile. */
 Py_ssize_t first_nonfinite_number(const char *memory, Py_ssize_t count, int kind)
 {
     static Py_ssize_t (*const searches[])(const char *, Py_ssize_t) = {
@@ -48,7 +48,7 @@ Py_ssize_t first_nonfinite_number(const char *memory, Py_ssize_t count, int kind
     return searches[kind](memory, count);
 }
 
-/* The same for Python: (address, count, kind). */
+/* The Python function for it: (address, count, kind). */
 PyObject *first_nonfinite(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
     (void)module;

@@ -1,4 +1,4 @@
-"""Report as one HTML file that needs no network: the page is whole without its script, which adds what moves."""
+"""Report as one HTML file that needs no network; it is complete without its script, which adds interaction."""
 
 from gradsan.present.html._page import render_fragment, render_html
 

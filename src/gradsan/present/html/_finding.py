@@ -1,4 +1,4 @@
-"""Diagnosis as a section of the page, and the pages of its codes, folded."""
+"""Diagnosis as a section of the page, and the pages of its codes, collapsed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _DEEPER = {"h1": "h3", "h2": "h4", "h3": "h5"}
 
 
 def about(code: str, language: str) -> str | None:
-    """The id of the page of ``code`` in the report; None where it has no page."""
+    """Return the id of the page of ``code`` in the report; None if it has no page."""
     return f"about-{code}" if any(entry.code == code for entry in codes(language)) else None
 
 
 def code_pages(used: Iterable[str], language: str) -> Html | None:
-    """The pages of the codes ``used``, each once and folded; None where none has a page."""
+    """Return the pages of the codes ``used``, each once and collapsed; None if none has a page."""
     shown = [code for code in dict.fromkeys(used) if about(code, language) is not None]
     if not shown:
         return None
@@ -73,7 +73,7 @@ _DIFF_CLASS = {"+": "added", "-": "removed", "@": "hunk"}
 
 
 def finding(diagnosis: Diagnosis, key: str, canvas: Canvas) -> Html:
-    """Return the whole of a diagnosis; ``key`` is its id on the page."""
+    """Return the section of a diagnosis; ``key`` is its id on the page."""
     marks = marks_of(diagnosis, canvas)
     parts = (
         ("what_to_change", _fixes(diagnosis, canvas)),
@@ -119,7 +119,7 @@ def _head(diagnosis: Diagnosis, key: str, canvas: Canvas) -> Html:
 
 
 def _chain(marks: list[Mark], key: str, canvas: Canvas) -> Html | None:
-    """The events in their order, each a link to its line."""
+    """Return the events in order, each a link to its line."""
     if not marks:
         return None
     items = [
@@ -150,7 +150,7 @@ def _why(diagnosis: Diagnosis, canvas: Canvas) -> Html:
 
 
 def _losses(diagnosis: Diagnosis, canvas: Canvas) -> Html | None:
-    """The losses of the rounds before, as a curve with its words."""
+    """Return the losses of the preceding rounds, as a curve with a caption."""
     said = describe_losses(diagnosis, canvas)
     if said is None or diagnosis.nonfinite is None:
         return None
@@ -163,7 +163,7 @@ def _losses(diagnosis: Diagnosis, canvas: Canvas) -> Html | None:
 
 
 def _fixes(diagnosis: Diagnosis, canvas: Canvas) -> Html | None:
-    """The first fix, to be seen at once, and the others folded."""
+    """Return the first fix visibly, and the others collapsed."""
     if not diagnosis.fixes:
         return None
     first, *others = diagnosis.fixes

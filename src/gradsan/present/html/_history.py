@@ -1,4 +1,4 @@
-"""History of the memory: the versions, the timeline, and the way from the loss to the saved value as a drawing."""
+"""History of the memory: drawings of its versions, the timeline, and the path from the loss to the saved value."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ROWS_WITHOUT_SCRIPT = 100
 
 
 def versions(diagnosis: Diagnosis, canvas: Canvas) -> Html | None:
-    """The version counter from the save to the use; None where fewer than two moments are known."""
+    """Return the version counter from the save to the use; None if fewer than two values are known."""
     known = [event for event in diagnosis.events if event.version is not None]
     if len(known) < 2:
         return None
@@ -45,7 +45,7 @@ def _version(event: Event, expected: int | None, canvas: Canvas) -> Html:
 
 
 def timeline(diagnosis: Diagnosis, key: str, canvas: Canvas) -> Html | None:
-    """The place where the script draws the events, with a table of them; None where there are none."""
+    """Return the element in which the script draws the events, with a table of them; None if there are none."""
     events = diagnosis.events
     if not events:
         return None
@@ -88,7 +88,7 @@ def timeline(diagnosis: Diagnosis, key: str, canvas: Canvas) -> Html | None:
 
 
 def _table(events: tuple[Event, ...], canvas: Canvas) -> Html:
-    """Every event as a row; the script pages through what a page without script leaves out."""
+    """Return a table of the events; the script pages through those left out without it."""
     heads = [
         tag("th", _word(canvas, f"column_{name}"), scope="col")
         for name in ("clock", "kind", "op", "version", "place", "step")

@@ -1,4 +1,4 @@
-/* The object Core: its logs, the stack of a call, and what is read of a tensor that is written. Part of _native.c, which includes it once: one unit to compile. */
+/* The object Core: its logs, the stack of a call, and the metadata of a written tensor. Part of _native.c, which includes it once: one unit to compile. */
 
 /* ---- Core ------------------------------------------------------------------------------------------------------- */
 
@@ -8,19 +8,19 @@ typedef struct {
     PyObject_HEAD
     char active;
     long long open_steps, clock, saves;
-    PyObject *open; /* by the id of an optimizer whose step has begun its thread; no count, for one that raised begins again */
+    PyObject *open; /* the thread of each open step, by the optimizer's id; no counter, as a step that raised begins again */
     PyObject *optimizer_code; /* the function of torch's optimizers that called last */
     Ring nodes, writes, step_log, backward_log;
     unsigned long long backwards_logged;
     long long write_count, steps, log_errors, backwards, backward_end;
-    long long quiet_nodes, quiet_from; /* so many Nodes from that number on are worth telling `on_quiet` */
+    long long quiet_nodes, quiet_from; /* the Nodes from quiet_from on at which `on_quiet` is called */
     PyObject *optimizer_folder;
-    PyObject *running; /* a list of the backward calls that run */
-    PyObject *settled; /* the ids of the optimizers whose steps nobody wants to be told of any more; a set */
-    PyObject *on_failure; /* called with a record of `running` and the exception that ends it */
-    PyObject *on_enter;   /* called with a record of `running` and what else the engine was given, before it runs */
-    PyObject *on_nonfinite; /* called with a record of `running` whose outputs are not seen to be finite, before it runs */
-    PyObject *on_leave;   /* called with a record of `running` whose backward has ended well */
+    PyObject *running; /* a list of the running backward calls */
+    PyObject *settled; /* the ids of the optimizers whose steps need no callback any more; a set */
+    PyObject *on_failure; /* called with a record of `running` and the exception that ended it */
+    PyObject *on_enter;   /* called with a record of `running` and the engine's other arguments, before it runs */
+    PyObject *on_nonfinite; /* called with a record of `running` whose outputs are not known to be finite, before it runs */
+    PyObject *on_leave;   /* called with a record of `running` whose backward has succeeded */
     PyObject *on_round;   /* called with a record of `running` at the 1st, 2nd, 4th, 8th ... call of one line, and that number */
     PyObject *on_differentiable; /* called with a record of `running`, inputs and result, after a call with create_graph */
     PyObject *on_gradients; /* likewise after a call that fills no .grad, without create_graph */
@@ -28,19 +28,19 @@ typedef struct {
     PyObject *on_operator;     /* called with the positional (first the operator) and the named arguments of a call */
     PyObject *on_step_begin, *on_step_end; /* called with an optimizer that is not in `settled` */
     PyObject *on_result;  /* called with the name, the arguments and the result of each call */
-    PyObject *on_nodes;   /* called with what holds the Nodes that a call has made, the first number and their end */
+    PyObject *on_nodes;   /* called with an object holding the Nodes that a call has made, the first number and the end */
     PyObject *on_quiet;   /* called with the number of the next Node when `quiet_nodes` are reached */
-    PyObject *on_write;   /* called while a backward runs with a written tensor, what was called, and the stack */
-    PyObject *before_write; /* called with what is about to be written */
+    PyObject *on_write;   /* called while a backward runs with a written tensor, the operation, and the stack */
+    PyObject *before_write; /* called with the tensors that are about to be written */
     char tells_all_writes; /* on_write is called at any time */
-    PyObject *lets_pass;   /* exceptions of this class reach the program from whatever is called here; NULL, None: none */
+    PyObject *lets_pass;   /* exceptions of this class propagate from callbacks to the program; NULL, None: none */
     Stack **stacks; /* open addressing; capacity is 0 or a power of two, at most half full */
     size_t stack_capacity, stack_count;
 } Core;
 
 static PyTypeObject Core_Type;
 
-/* Forgetting runs foreign code (a code object can have weak references), so a log is emptied before it is let go. */
+/* Clearing runs foreign code (a code object can have weak references), so a log is detached before it is released. */
 static void forget_stacks(Core *core)
 {
     Stack **stacks = core->stacks;
@@ -95,7 +95,7 @@ static int widen_stacks(Core *core)
     return 0;
 }
 
-/* The place in the table of the stack with these frames, or the free place where it belongs. The table is never full. */
+/* The slot in the table for the stack with these frames, or the free slot where it belongs. The table is never full. */
 static inline Stack **place_of(Core *core, PyObject *const *codes, const int *lastis, Py_ssize_t depth, uint64_t hash)
 {
     size_t mask = core->stack_capacity - 1, place = hash & mask;
@@ -106,8 +106,9 @@ static inline Stack **place_of(Core *core, PyObject *const *codes, const int *la
     return core->stacks + place;
 }
 
-/* The code objects and places of the frames that run, innermost first, `skip` of them left out: how many there are, -1
- * with an exception. The code objects are borrowed: the frames are suspended below this call and keep them alive. */
+/* Collects the code objects and offsets of the current frames, innermost first, without the first `skip`; returns their
+ * number, -1 with an exception. The code objects are borrowed: the frames are suspended below this call and keep them
+ * alive. */
 #ifdef FRAMES_IN_PLACE
 static inline Py_ssize_t read_frames(long long skip, PyObject **codes, int *lastis)
 {
@@ -122,7 +123,7 @@ static inline Py_ssize_t read_frames(long long skip, PyObject **codes, int *last
     return depth;
 }
 
-/* The code object of the Python frame that runs, borrowed from it; NULL where there is none. */
+/* The code object of the current Python frame, borrowed from it; NULL if there is none. */
 static inline PyCodeObject *running_code(void)
 {
     struct _PyInterpreterFrame *frame = PyThreadState_Get()->cframe->current_frame;
@@ -174,8 +175,8 @@ static inline PyCodeObject *running_code(void)
 }
 #endif
 
-/* The stack of the Python frame that runs, `skip` frames further out: a new reference, equal stacks being one object.
- * It is empty where no Python frame is left (a hook called in a thread of the engine). */
+/* The current Python stack, `skip` frames further out: a new reference; equal stacks are one object. It is empty if no
+ * Python frame is left (in a hook called in a thread of the engine). */
 static PyObject *stack_here(Core *core, long long skip)
 {
     PyObject *codes[DEPTH_KEPT];
@@ -205,7 +206,7 @@ static PyObject *stack_here(Core *core, long long skip)
     return Py_NewRef((PyObject *)*place);
 }
 
-/* Puts `names` in order of `given`: what was passed by position and by keyword, NULL where nothing was. */
+/* Puts the arguments `names` into `given`, whether passed by position or by keyword, NULL for missing ones. */
 static int take_arguments(const char *function, const char *const *names, Py_ssize_t needed, Py_ssize_t most,
                           PyObject *const *args, Py_ssize_t count, PyObject *keywords, PyObject **given)
 {
@@ -264,7 +265,7 @@ static inline LoggedNodes *nodes_at(const Ring *ring, size_t i)
     return (LoggedNodes *)ring->items + ((ring->first + i) & (ring->capacity - 1));
 }
 
-/* The number the next Node of this thread will carry; 0 where torch does not tell. */
+/* The number of the next Node of this thread; 0 if torch does not provide it. */
 static inline long long sequence_here(void)
 {
     long long number = integer(PyObject_Vectorcall(torch.sequence_number, NULL, 0, NULL));
@@ -283,16 +284,16 @@ static PyObject *Core_nodes_near(Core *self, PyObject *const *args, Py_ssize_t c
     unsigned long thread = PyLong_AsUnsignedLongMask(args[1]);
     if (PyErr_Occurred())
         return NULL;
-    /* A thread that has ended leaves its ident to another, whose numbers begin anew. */
+    /* The ident of an ended thread is reused by another, whose numbers restart. */
     long long made = thread == PyThread_get_thread_ident() ? sequence_here() : LLONG_MAX;
     LoggedNodes *exact = NULL, *before = NULL, *after = NULL;
-    /* The newest first. In the calling thread ends only rise: what lies behind the first that ends before is older. */
+    /* Newest first. In the calling thread ends only rise: entries before the first one that ends earlier are older. */
     for (size_t i = self->nodes.count; i-- > 0;) {
         LoggedNodes *nodes = nodes_at(&self->nodes, i);
         if (nodes->thread != thread || nodes->end > made)
             continue;
         if (nodes->first <= sequence && sequence < nodes->end) {
-            /* Of calls within calls the innermost one made the Node. */
+            /* Of nested calls the innermost one made the Node. */
             if (exact == NULL || nodes->end - nodes->first < exact->end - exact->first)
                 exact = nodes;
         } else if (nodes->end <= sequence) {
@@ -303,7 +304,7 @@ static PyObject *Core_nodes_near(Core *self, PyObject *const *args, Py_ssize_t c
         } else if (after == NULL || nodes->first <= after->first)
             after = nodes;
     }
-    /* Copied before anything is allocated: that can run the program's code, which can log and move what lies here. */
+    /* Copied before any allocation, which can run the program's code, which can log and move the entries. */
     LoggedNodes found[2];
     int known = 0;
     if (exact != NULL)
@@ -349,7 +350,8 @@ static inline LoggedWrite *write_at(const Ring *ring, size_t i)
     return (LoggedWrite *)ring->items + ((ring->first + i) & (ring->capacity - 1));
 }
 
-/* The logged writes younger than the clock `after`, oldest first. They are copied first: Python runs what it likes. */
+/* The logged writes younger than the clock `after`, oldest first. They are copied first: an allocation can run any
+ * code. */
 static PyObject *list_writes(Core *self, long long after)
 {
     size_t first = self->writes.count;
@@ -404,8 +406,8 @@ static PyObject *Core_lost_writes_after(Core *self, PyObject *given)
     return PyBool_FromLong(is_cut && (self->writes.count == 0 || write_at(&self->writes, 0)->clock > after));
 }
 
-/* The integer of an exact int that is given away; -1 with an exception otherwise. A symbolic integer is refused rather
- * than asked for its value, which would change what is traced. */
+/* The integer of an exact int (steals the reference); -1 with an exception otherwise. A symbolic integer is rejected
+ * rather than evaluated, which would add a guard to the trace. */
 static long long plain_integer(PyObject *given)
 {
     if (given != NULL && !PyLong_CheckExact(given)) {
@@ -415,7 +417,7 @@ static long long plain_integer(PyObject *given)
     return integer(given);
 }
 
-/* Storage, version and geometry of an ordinary tensor; -1 with an exception where there is none of them. */
+/* Storage, version and geometry of an ordinary tensor; -1 with an exception if it has none of them. */
 static int read_geometry(PyObject *tensor, LoggedWrite *write)
 {
     PyObject **r = write->references;
@@ -429,7 +431,7 @@ static int read_geometry(PyObject *tensor, LoggedWrite *write)
     return 0;
 }
 
-/* The same where an ordinary tensor's way failed with a RuntimeError or AttributeError. */
+/* The same after an ordinary tensor's way has failed with a RuntimeError or AttributeError. */
 static int read_weak_identity(PyObject *tensor, LoggedWrite *write)
 {
     PyObject **r = write->references, *version, *shape, *stride;
@@ -453,7 +455,7 @@ static int is_set(PyObject *callback)
     return callback != NULL && callback != Py_None;
 }
 
-/* The frames that gradsan's own code may take where the program has used up its own. */
+/* The frames that gradsan's own code may use when the program has used up its recursion limit. */
 #define OWN_DEPTH 200
 
 #if defined(SIGNALS_CAN_WAIT) && PY_VERSION_HEX < 0x030D0000
@@ -463,15 +465,15 @@ static int wake_for_signals(void *Py_UNUSED(nothing))
 }
 #endif
 
-/* What leave_own_code() puts back. */
+/* State that leave_own_code() restores. */
 typedef struct {
     PyThreadState *thread;
     int collects, keeps_signals;
 } OwnCode;
 
-/* While gradsan's own Python code runs, the program's tracers and profilers see nothing of it, and its limit of recursion
- * does not count. None of the program's own code comes in between, under modes that are not its own: garbage is collected
- * afterwards, and so are handlers of signals called, which the interpreter calls in what it takes for the main thread. */
+/* While gradsan's own Python code runs, the program's tracers and profilers are off, and its recursion limit does not
+ * count. None of the program's own code runs in between, under modes that are not its own: garbage collection and
+ * signal handlers, which the interpreter runs in what it takes for the main thread, are postponed. */
 static inline OwnCode enter_own_code(void)
 {
     PyThreadState *thread = PyThreadState_Get();
@@ -502,7 +504,7 @@ static inline void leave_own_code(OwnCode code)
     if (code.keeps_signals) {
         _PyRuntime.main_thread = PyThread_get_thread_ident();
 #if PY_VERSION_HEX < 0x030D0000
-        /* The interpreter has looked meanwhile, and seen that it had nothing to do. */
+        /* The interpreter has checked meanwhile, and found nothing to do. */
         if (_Py_atomic_load_relaxed(&_PyRuntime.ceval.signals_pending))
             Py_AddPendingCall(wake_for_signals, NULL);
 #endif
@@ -522,7 +524,7 @@ static inline void leave_own_code(OwnCode code)
         PyGC_Enable();
 }
 
-/* Where CPython keeps the frame that runs in a thread. */
+/* The location of a thread's current frame in CPython. */
 #if PY_VERSION_HEX < 0x030B0000
 #define RUNNING_FRAME(thread) ((thread)->frame)
 typedef PyFrameObject *RunningFrame;
@@ -534,7 +536,8 @@ typedef struct _PyInterpreterFrame *RunningFrame;
 typedef struct _PyInterpreterFrame *RunningFrame;
 #endif
 
-/* Calls a function as a thread calls its first one: what it asks for frames ends with its own, and it may recurse as deep. */
+/* Calls a function like the first one of a thread: its stack ends with its own frames, and it has the full recursion
+ * depth. */
 static PyObject *call_alone(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
     if (count < 1)
@@ -547,7 +550,7 @@ static PyObject *call_alone(PyObject *Py_UNUSED(module), PyObject *const *args, 
     int used = thread->py_recursion_limit - thread->py_recursion_remaining;
     thread->py_recursion_remaining += used;
 #elif PY_VERSION_HEX >= 0x030B0000
-    /* A function in C, which itself only calls the first one in Python, counts as one more. */
+    /* A C function, which itself only calls the first Python function, counts as one more. */
     int used = thread->recursion_limit - thread->recursion_remaining + (PyCFunction_Check(args[0]) ? 1 : 0);
     thread->recursion_remaining += used;
 #endif
@@ -564,8 +567,8 @@ static PyObject *call_alone(PyObject *Py_UNUSED(module), PyObject *const *args, 
     return result;
 }
 
-/* Calls a listener that the caller holds. An exception of a signal's handler may come between two lines of a context
- * manager of ours: whatever ends the call, modes that it has changed are put back then. */
+/* Calls a listener; the caller holds a reference. An exception of a signal handler may come between two lines of a
+ * context manager of ours: modes that it has changed are restored, however the call ends. */
 static PyObject *call_listener(PyObject *callback, PyObject *arguments)
 {
     OwnCode code = enter_own_code();
@@ -602,8 +605,8 @@ static PyObject *call_own(PyObject *Py_UNUSED(module), PyObject *const *args, Py
     return result;
 }
 
-/* Calls a callback with arguments as Py_BuildValue takes them, in a tuple; it may be replaced or taken away, by itself or
- * by another thread. None where there is none. */
+/* Calls a callback with arguments in the format of Py_BuildValue, as a tuple; it may be replaced or removed, by itself
+ * or by another thread. Does nothing if it is None. */
 static PyObject *call_held(PyObject *callback, const char *format, ...)
 {
     if (!is_set(callback))
@@ -623,7 +626,7 @@ static int log_write_hushed(Core *core, PyObject *tensor, PyObject *op, PyObject
 {
     LoggedWrite write = {0}, dropped;
     PyObject **r = write.references;
-    /* A class of its own may run code of the program's where it is asked for sizes; torch.jit.trace records the question. */
+    /* A tensor subclass may run code of the program's when its sizes are read; torch.jit.trace records the read. */
     if (!is_plain(tensor) || truth(PyObject_Vectorcall(torch.is_tracing, NULL, 0, NULL)) != 0) {
         if (read_weak_identity(tensor, &write) < 0)
             goto failed;
@@ -650,7 +653,7 @@ static int log_write_hushed(Core *core, PyObject *tensor, PyObject *op, PyObject
     if ((flag = truth(attribute(tensor, IS_LEAF))) > 0)
         flag = truth(attribute(tensor, REQUIRES_GRAD));
     if (flag < 0) {
-        /* A view made under no_grad whose base was then written refuses to tell its grad_fn; it is no leaf. */
+        /* A view made under no_grad whose base was then written refuses to return its grad_fn; it is no leaf. */
         if (!PyErr_ExceptionMatches(PyExc_RuntimeError))
             goto failed;
         PyErr_Clear();
@@ -669,7 +672,7 @@ static int log_write_hushed(Core *core, PyObject *tensor, PyObject *op, PyObject
     return 0;
 
 failed:
-    /* Letting go of references must not run with an exception set. */
+    /* References must not be released with an exception set. */
     {
         PyObject *type, *value, *traceback;
         PyErr_Fetch(&type, &value, &traceback);

@@ -2,14 +2,14 @@
 
 /* ---- steps and backward calls ----------------------------------------------------------------------------------- */
 
-/* Adds the identity of a parameter's storage where asked for, and its version; -1 with an exception. */
+/* Appends the identity of a parameter's storage if requested, and its version; -1 with an exception. */
 static int add_parameter(PyObject *parameter, int with_storage, Numbers *numbers)
 {
     long long number;
     if (with_storage) {
         number = integer(storage_identity(parameter));
         if (number == -1 && PyErr_Occurred()) {
-            /* No ordinary storage (sparse): its steps are then told by the logged writes alone. */
+            /* No ordinary storage (sparse): its steps are then only in the log of writes. */
             if (!PyErr_ExceptionMatches(PyExc_RuntimeError))
                 return -1;
             PyErr_Clear();
@@ -35,7 +35,7 @@ static int add_parameters(PyObject *optimizer, int with_storage, Numbers *number
     if (groups == NULL)
         return -1;
     int done = 0;
-    /* Sizes are read anew each time: a subclass of tensor may run Python code that changes the lists. */
+    /* Sizes are read again each time: a tensor subclass may run Python code that changes the lists. */
     for (Py_ssize_t i = 0; done == 0 && i < PySequence_Fast_GET_SIZE(groups); i++) {
         PyObject *group = Py_NewRef(PySequence_Fast_GET_ITEM(groups, i));
         given = PyObject_GetItem(group, params_name);
@@ -56,7 +56,7 @@ static int add_parameters(PyObject *optimizer, int with_storage, Numbers *number
     return done;
 }
 
-/* A tuple of the given objects, which are given away; NULL with an exception where one of them is NULL. */
+/* A tuple of the given objects (steals the references); NULL with an exception if one of them is NULL. */
 static PyObject *tuple_of(PyObject **items, Py_ssize_t count)
 {
     PyObject *found = NULL;
@@ -73,7 +73,7 @@ static PyObject *tuple_of(PyObject **items, Py_ssize_t count)
     return found;
 }
 
-/* The name of an object's class as its ``__name__`` has it. */
+/* The ``__name__`` of an object's class. */
 static PyObject *class_name(PyObject *object)
 {
     PyTypeObject *type = Py_TYPE(object);
@@ -82,7 +82,7 @@ static PyObject *class_name(PyObject *object)
     return PyObject_GetAttrString((PyObject *)type, "__name__");
 }
 
-/* Puts a step into the log; -1 with an exception. */
+/* Logs a step; -1 with an exception. */
 static int log_step(Core *core, PyObject *optimizer, int begins, long long clock)
 {
     LoggedStep step = {.clock = clock, .steps = core->steps, .optimizer = optimizer}, dropped;
@@ -104,7 +104,7 @@ static int log_step(Core *core, PyObject *optimizer, int begins, long long clock
     return 0;
 }
 
-/* The tuple of a logged step. What is logged may change while it is made: an allocation can run the program's code. */
+/* The tuple of a logged step. The log may change meanwhile: an allocation can run the program's code. */
 static PyObject *step_as_tuple(LoggedStep *logged)
 {
     long long clock = logged->clock, steps = logged->steps, sequence = logged->sequence;
@@ -124,7 +124,7 @@ static PyObject *step_as_tuple(LoggedStep *logged)
     return fields;
 }
 
-/* The logged steps, oldest first, each as the tuple that _core_pure.py says. */
+/* The logged steps, oldest first, each as the tuple documented in _core_pure.py. */
 static PyObject *Core_step_log(Core *self, void *Py_UNUSED(closure))
 {
     PyObject *list = PyList_New(0);
@@ -138,7 +138,7 @@ static PyObject *Core_step_log(Core *self, void *Py_UNUSED(closure))
     return list;
 }
 
-/* Notes that a step of `optimizer` has begun, or has ended. */
+/* Logs that a step of `optimizer` has begun, or has ended. */
 static int open_step(Core *core, PyObject *optimizer, int begins)
 {
     PyObject *number = PyLong_FromVoidPtr(optimizer), *thread = NULL;
@@ -154,10 +154,10 @@ static int open_step(Core *core, PyObject *optimizer, int begins)
     return done < 0 ? forgive(core) : 0;
 }
 
-/* Closes the steps of this thread that have raised: those that began, where a backward is called from none. */
+/* Closes the steps of this thread that have raised: all open ones, if a backward is called from outside any step. */
 static int close_raised_steps(Core *core, Stack *from)
 {
-    int found = Py_SIZE(from) == DEPTH_KEPT; /* further out there may be one */
+    int found = Py_SIZE(from) == DEPTH_KEPT; /* there may be one further out */
     for (Py_ssize_t i = 0; found == 0 && i < Py_SIZE(from); i++)
         found = is_of_optimizers(core, (PyCodeObject *)from->codes[i]);
     if (found != 0)
@@ -177,7 +177,7 @@ static int close_raised_steps(Core *core, Stack *from)
     return 0;
 }
 
-/* Tells `told` of a step of `optimizer`; None, unless what is told raises. */
+/* Calls `told` with the optimizer of a step; returns None, unless it raises. */
 static PyObject *tell_step(Core *core, PyObject *told, PyObject *optimizer)
 {
     if (!is_set(told))
@@ -219,8 +219,8 @@ static PyObject *Core_step_end(Core *self, PyObject *const *args, Py_ssize_t cou
     return tell_step(self, self->on_step_end, args[0]);
 }
 
-/* Stands in for the function by which backward and grad enter the engine; without a Python frame of its own, so that the
- * program's tracebacks stay as they are. */
+/* Replaces the function by which backward and grad enter the engine; without a Python frame of its own, so that the
+ * program's tracebacks are unchanged. */
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
@@ -230,7 +230,7 @@ typedef struct {
 
 static PyTypeObject Engine_Type;
 
-/* What `running` holds of a backward call. */
+/* The entry of a backward call in `running`. */
 static PyObject *backward_record(Core *core, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
     static PyObject *accumulate_name;
@@ -250,7 +250,7 @@ static PyObject *backward_record(Core *core, PyObject *const *args, Py_ssize_t c
     return tuple_of(fields, sizeof fields / sizeof *fields);
 }
 
-/* A weak reference to what a backward starts from; None for what has none (a GradientEdge). */
+/* A weak reference to an output of a backward; None for an object without them (a GradientEdge). */
 static PyObject *weak_reference(PyObject *output)
 {
     PyObject *weak = PyWeakref_NewRef(output, NULL);
@@ -261,7 +261,7 @@ static PyObject *weak_reference(PyObject *output)
     return weak;
 }
 
-/* The same for each of several, in a tuple; of one alone without a tuple. */
+/* Weak references to several outputs, as a tuple; to a single one without a tuple. */
 static PyObject *weakly(PyObject *outputs)
 {
     if (PyTuple_CheckExact(outputs) && PyTuple_GET_SIZE(outputs) == 1)
@@ -285,7 +285,7 @@ static inline LoggedBackward *backward_at(const Ring *ring, size_t i)
     return (LoggedBackward *)ring->items + ((ring->first + i) & (ring->capacity - 1));
 }
 
-/* Puts the call with this record into `backward_log`; its number there, 0 with an exception. */
+/* Logs the call with this record in `backward_log`; returns its number there, 0 with an exception. */
 static unsigned long long remember_backward(Core *core, PyObject *record, long long clock, long long sequence)
 {
     LoggedBackward backward = {.clock = clock,
@@ -310,7 +310,7 @@ static unsigned long long remember_backward(Core *core, PyObject *record, long l
     return ++core->backwards_logged;
 }
 
-/* Notes the number of the next Node after a call, and in the log where the call with this number is still there. */
+/* Stores the number of the next Node after a call, also in its log entry if that still exists. */
 static void end_backward(Core *core, unsigned long long number, long long sequence)
 {
     core->quiet_from = core->backward_end = sequence;
@@ -319,12 +319,12 @@ static void end_backward(Core *core, unsigned long long number, long long sequen
         backward_at(&core->backward_log, core->backward_log.count - 1 - younger)->ended = sequence;
 }
 
-/* The logged calls, oldest first, each as the tuple that _core_pure.py says. */
+/* The logged calls, oldest first, each as the tuple documented in _core_pure.py. */
 static PyObject *Core_backward_log(Core *self, void *Py_UNUSED(closure))
 {
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < self->backward_log.count; i++) {
-        /* A copy, because an allocation can run the program's code, and that can change the log. */
+        /* A copy, because an allocation can run the program's code, which can change the log. */
         LoggedBackward one = *backward_at(&self->backward_log, i);
         PyObject *held[] = {one.stack, one.retain, one.accumulate, one.outputs};
         for (int k = 0; k < 4; k++)
@@ -343,7 +343,7 @@ static PyObject *Core_backward_log(Core *self, void *Py_UNUSED(closure))
     return list;
 }
 
-/* Counts the call for its line, and tells `on_round` where its number is a power of two. Whether that was told; -1 with an
+/* Counts the call for its line, and calls `on_round` if the count is a power of two. Returns whether it did; -1 with an
  * exception. */
 static int count_round(Core *core, PyObject *record)
 {
@@ -355,7 +355,7 @@ static int count_round(Core *core, PyObject *record)
     return told == NULL ? -1 : 1;
 }
 
-/* Tells `on_failure` of the exception that is set, which stays set unless what is no Exception comes out of the call. */
+/* Calls `on_failure` with the current exception, which stays set unless the callback raises anything but an Exception. */
 static void tell_failure(Core *core, PyObject *record)
 {
     PyObject *type, *value, *traceback;
@@ -368,7 +368,7 @@ static void tell_failure(Core *core, PyObject *record)
         PyObject *new_type, *new_value, *new_traceback;
         PyErr_Fetch(&new_type, &new_value, &new_traceback);
         PyErr_NormalizeException(&new_type, &new_value, &new_traceback);
-        PyException_SetContext(new_value, value); /* takes the reference */
+        PyException_SetContext(new_value, value); /* steals the reference */
         Py_XDECREF(type);
         Py_XDECREF(traceback);
         PyErr_Restore(new_type, new_value, new_traceback);
@@ -392,7 +392,7 @@ static void forget_record(Core *core, PyObject *record)
     PyErr_Restore(type, value, traceback);
 }
 
-/* Calls `on_enter` with the record, and with the arguments of the engine after the outputs. */
+/* Calls `on_enter` with the record, and the engine's arguments after the outputs. */
 static int tell_entry(Core *core, PyObject *record, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
     PyObject *rest = PyTuple_New(count - 1), *named = PyDict_New();
@@ -412,7 +412,7 @@ static int tell_entry(Core *core, PyObject *record, PyObject *const *args, Py_ss
     return failed ? -1 : 0;
 }
 
-/* Calls `on_nonfinite` with the record of a call whose outputs are not seen to be finite. */
+/* Calls `on_nonfinite` with the record of a call whose outputs are not known to be finite. */
 static int tell_nonfinite(Core *core, PyObject *record)
 {
     if (!is_set(core->on_nonfinite) || starts_finite(PyTuple_GET_ITEM(record, 3)))
@@ -422,7 +422,7 @@ static int tell_nonfinite(Core *core, PyObject *record)
     return told == NULL ? -1 : 0;
 }
 
-/* Calls `on_differentiable` or `on_gradients` with the record, the inputs that the engine was given, and its result. */
+/* Calls `on_differentiable` or `on_gradients` with the record, the engine's inputs, and its result. */
 static int tell_gradients(PyObject *listener, PyObject *record, PyObject *const *args, Py_ssize_t count, PyObject *result)
 {
     PyObject *inputs = count > 4 ? Py_NewRef(args[4]) : PyTuple_New(0);
@@ -466,7 +466,7 @@ static PyObject *Engine_vectorcall(PyObject *self, PyObject *const *args, size_t
             forget_record(core, record);
             return NULL;
         }
-        /* What is told may have made Nodes of its own. */
+        /* A callback may have made Nodes of its own. */
         if (has_told || is_set(core->on_enter))
             first = sequence_here();
     }
@@ -475,7 +475,7 @@ static PyObject *Engine_vectorcall(PyObject *self, PyObject *const *args, size_t
         if (record != NULL && is_set(core->on_failure))
             tell_failure(core, record);
     } else {
-        /* Nodes of a backward that is itself differentiable. */
+        /* Nodes made by a backward that is itself differentiable. */
         long long end = sequence_here();
         if (end != first && log_nodes(core, first, end) < 0 && forgive(core) < 0)
             Py_CLEAR(result);

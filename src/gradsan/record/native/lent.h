@@ -1,8 +1,8 @@
-/* Memory lent to kernels as DLPack has it. Part of _native.c, which includes it once: one unit to compile. */
+/* Memory lent to kernels as DLPack capsules. Part of _native.c, which includes it once: one unit to compile. */
 
 /* ---- memory lent to kernels ------------------------------------------------------------------------------------- */
 
-/* What DLPack calls a managed tensor: the layout is that of its ABI, which torch reads. */
+/* DLPack's managed tensor: the layout is that of its ABI, which torch reads. */
 typedef struct Lent {
     void *data;
     struct { int32_t type, id; } device;
@@ -29,7 +29,7 @@ static void Lent_give_back(Lent *lent)
 
 static void capsule_gone(PyObject *capsule)
 {
-    if (PyCapsule_IsValid(capsule, "dltensor")) /* nobody has taken it */
+    if (PyCapsule_IsValid(capsule, "dltensor")) /* not consumed yet */
         Lent_give_back((Lent *)PyCapsule_GetPointer(capsule, "dltensor"));
 }
 

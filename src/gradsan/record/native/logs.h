@@ -2,11 +2,11 @@
 
 /* ---- Stack ------------------------------------------------------------------------------------------------------ */
 
-/* Innermost frame first. Behind `codes` (one strong reference each) lie as many ints, the f_lasti of each frame. */
+/* Innermost frame first. `codes` (one strong reference each) is followed by as many ints, the f_lasti of each frame. */
 typedef struct {
     PyObject_VAR_HEAD
     uint64_t hash;
-    long long rounds; /* how many backward calls were made here */
+    long long rounds; /* the number of backward calls made here */
     PyObject *codes[1];
 } Stack;
 
@@ -111,8 +111,8 @@ typedef struct {
     size_t capacity, first, count; /* capacity is 0 or a power of two */
 } Ring;
 
-/* The place for one more item. Where the ring is full, the oldest item is moved to `dropped` and its place is given;
- * otherwise `dropped` is filled with zeros. NULL with an exception where memory is short. */
+/* The slot for one more item. If the ring is full, the oldest item is moved to `dropped` and its slot is reused;
+ * otherwise `dropped` is zeroed. NULL with an exception if memory is short. */
 static inline void *ring_push(Ring *ring, size_t size, size_t most, void *dropped)
 {
     memset(dropped, 0, size);
@@ -123,7 +123,7 @@ static inline void *ring_push(Ring *ring, size_t size, size_t most, void *droppe
             ring->first = (ring->first + 1) & (most - 1);
             return place;
         }
-        /* A ring that has not reached its bound has never wrapped: its first item is at 0. */
+        /* A ring below its bound has never wrapped: its first item is at 0. */
         size_t wider = ring->capacity ? ring->capacity * 2 : 256;
         char *items = PyMem_Realloc(ring->items, wider * size);
         if (items == NULL)
@@ -141,7 +141,7 @@ typedef struct {
     PyObject *stack;
 } LoggedNodes;
 
-/* A list of numbers that needs no memory of its own while it is short. */
+/* A list of numbers that needs no allocation while it is short. */
 typedef struct {
     int count, capacity;
     long long *many, few[8]; /* many: NULL while they are few */
@@ -165,7 +165,7 @@ static void forget_numbers(Numbers *numbers)
     start_numbers(numbers);
 }
 
-/* Makes place for so many more; -1 with an exception. */
+/* Makes room for so many more; -1 with an exception. */
 static int reserve_numbers(Numbers *numbers, Py_ssize_t more)
 {
     Py_ssize_t needed = numbers->count + more, doubled = 2 * (Py_ssize_t)numbers->capacity;
@@ -204,17 +204,17 @@ static PyObject *as_bytes(Numbers *numbers, int from, int each)
 
 enum { W_OP, W_KIND, W_SHAPE, W_STRIDE, W_INDEX, W_STACK, W_REFERENCES };
 
-/* Numbers as numbers and tuples shared between writes: once the log is full every new write lets an old one go, and
- * that must not touch memory that has long left the processor's caches. */
+/* Numbers are stored as integers, and tuples shared between writes: once the log is full every new write releases an
+ * old one, which must not touch memory that has long left the processor's caches. */
 typedef struct {
-    long long clock, storage, version, offset, sequence, steps; /* version is -1 where it is not known */
+    long long clock, storage, version, offset, sequence, steps; /* version is -1 if it is unknown */
     PyObject *references[W_REFERENCES];
     int itemsize;
     char grad_enabled, is_parameter;
 } LoggedWrite;
 
-/* A step of an optimizer that begins (`name` is its class, `numbers` for each of its parameters the storage and
- * the version) or ends (`name` and `stack` are NULL, `numbers` the versions). As numbers in one place for the same reason. */
+/* The beginning of an optimizer step (`name` is its class, `numbers` the storage and version of each of its parameters)
+ * or its end (`name` and `stack` are NULL, `numbers` the versions). Integers in one place for the same reason. */
 typedef struct {
     long long clock, steps, sequence;
     void *optimizer;
@@ -222,7 +222,7 @@ typedef struct {
     Numbers numbers;
 } LoggedStep;
 
-/* A call into the engine; the fields of what Core.backward_log shows. */
+/* A call into the engine; the fields of an entry of Core.backward_log. */
 typedef struct {
     long long clock, begun, ended, steps;
     unsigned long long life;
@@ -252,12 +252,12 @@ static void drop_references(LoggedWrite *write)
         Py_CLEAR(write->references[i]);
 }
 
-/* Tuples of ints seen lately, by a hash of what they hold; a new one simply takes the place of another. */
+/* Cache of recent tuples of ints, by a hash of their content; a new one replaces another. */
 #define TUPLES_KEPT 1024
 static PyObject *shared_tuples[TUPLES_KEPT];
 
-/* A new reference to a plain tuple equal to `given`, the same one each time while it is remembered. `given` is let go and
- * may be NULL. What is no tuple of ints comes back as it is. */
+/* A new reference to a plain tuple equal to `given`, the same one each time while it is cached. Steals the reference to
+ * `given`, which may be NULL. Anything but a tuple of ints is returned unchanged. */
 static PyObject *shared(PyObject *given)
 {
     long long numbers[16];

@@ -1,10 +1,10 @@
-/* NaN and Inf in the memory of tensors, seen without an operator of torch. Part of _native.c, which includes it once: one unit to compile. */
+/* Search for NaN and Inf in the memory of tensors, without an operator of torch. Part of _native.c, which includes it once: one unit to compile. */
 
 enum seen { FINITE, NONFINITE, UNSEEN, ELSEWHERE };
 
 enum { ANY_NUMBER_OF_ELEMENTS = -1, LARGEST_LOSS = 4096, DTYPES = 6 };
 
-/* What can hold NaN and Inf: the kind that finite.c searches, how many such numbers an element has, their bytes. */
+/* Dtypes that can hold NaN and Inf: the kind for finite.c, the numbers per element, their bytes. */
 static const struct {
     const char *name;
     int kind, numbers, bytes;
@@ -27,7 +27,7 @@ static int find_dtypes(void)
     return (strided = attribute_of_module("torch", "strided")) == NULL ? -1 : 0;
 }
 
-/* Its place in `dtype_facts`; DTYPES for numbers that are always finite, -1 with an exception. */
+/* The dtype's index in `dtype_facts`; DTYPES for numbers that are always finite, -1 with an exception. */
 static int dtype_of(PyObject *tensor)
 {
     PyObject *dtype = attribute(tensor, DTYPE);
@@ -47,7 +47,7 @@ static enum seen search_memory(const char *memory, long long elements, int dtype
     return first_nonfinite_number(memory, count, dtype_facts[dtype].kind) < 0 ? FINITE : NONFINITE;
 }
 
-/* Where the elements of a tensor begin; NULL where there are none, perhaps with an exception. */
+/* The address of a tensor's elements; NULL if there are none, perhaps with an exception. */
 static const char *address_of(PyObject *tensor)
 {
     PyObject *pointer = method(tensor, CONST_DATA_PTR);
@@ -56,11 +56,11 @@ static const char *address_of(PyObject *tensor)
     return memory;
 }
 
-/* A tensor of no dimensions, as a loss is: as few questions as will do, because this is asked at every backward. */
+/* A zero-dimensional tensor, such as a loss: with as few reads as possible, because this runs at every backward. */
 static enum seen look_at_scalar(PyObject *tensor, int dtype)
 {
     const char *memory = address_of(tensor);
-    /* Without an offset there is no address where the storage is empty. */
+    /* Without an offset the address is unknown for an empty storage. */
     if (memory == NULL || integer(method(tensor, STORAGE_OFFSET)) != 0)
         return UNSEEN;
     return search_memory(memory, 1, dtype);
@@ -79,7 +79,7 @@ static enum seen look_at_elements(PyObject *tensor, int dtype, long long most)
     long long offset = memory == NULL ? -1 : integer(method(tensor, STORAGE_OFFSET));
     if (offset < 0)
         return UNSEEN;
-    /* A program may have made the storage smaller than what its tensors show. */
+    /* A program may have shrunk the storage below the size of its tensors. */
     PyObject *storage = method(tensor, UNTYPED_STORAGE);
     long long there = storage == NULL ? -1 : integer(PyObject_CallOneArg(storage_bytes, storage));
     Py_XDECREF(storage);
@@ -88,7 +88,7 @@ static enum seen look_at_elements(PyObject *tensor, int dtype, long long most)
     return search_memory(memory, count, dtype);
 }
 
-/* The same for a plain tensor while no mode listens; an exception may be set where it is UNSEEN. */
+/* The same for a plain tensor while no mode is active; an exception may be set if it is UNSEEN. */
 static enum seen look_at_plain(PyObject *tensor, long long most)
 {
     int on_cpu = truth(attribute(tensor, IS_CPU));
@@ -104,12 +104,12 @@ static enum seen look_at_plain(PyObject *tensor, long long most)
     return found != UNSEEN || PyErr_Occurred() ? found : look_at_elements(tensor, dtype, most);
 }
 
-/* Whether a tensor of at most `most` elements holds NaN or Inf. UNSEEN: not to be seen in this way. Raises nothing. */
+/* Whether a tensor of at most `most` elements holds NaN or Inf. UNSEEN: it cannot be searched this way. Raises nothing. */
 static enum seen look_for_nonfinite(PyObject *tensor, long long most)
 {
     if (!is_plain(tensor))
         return UNSEEN;
-    /* Modes, and a trace of torch.jit, would see these questions. */
+    /* Modes, and a trace of torch.jit, would notice these reads. */
     int listens = truth(PyObject_Vectorcall(torch.has_function_modes, NULL, 0, NULL));
     if (listens == 0)
         listens = truth(PyObject_Vectorcall(torch.is_tracing, NULL, 0, NULL));
@@ -133,7 +133,7 @@ static PyObject *holds_nonfinite(PyObject *Py_UNUSED(module), PyObject *tensor)
     }
 }
 
-/* Whether what a backward starts from is seen to be finite, or is nothing that anybody looks at. */
+/* Whether an output of a backward is known to be finite, or is irrelevant. */
 static int starts_finite(PyObject *outputs)
 {
     if (!PyTuple_CheckExact(outputs))

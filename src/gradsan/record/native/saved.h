@@ -1,5 +1,6 @@
-/* Saved tensors that deep mode keeps: their fields, those that live, and the hooks that keep and hand out ordinary ones.
- * originals.py and deep.py are the specification, and do the rest. Part of _native.c, which includes it once: one unit to compile. */
+/* Saved tensors that deep mode keeps: their fields, the live ones, and the hooks that pack and unpack ordinary ones.
+ * originals.py and deep.py are the specification, and do the rest. Part of _native.c, which includes it once: one unit
+ * to compile. */
 
 /* ---- a kept value ----------------------------------------------------------------------------------------------- */
 
@@ -8,26 +9,26 @@ struct SavedValues;
 typedef struct SavedFields {
     PyObject_HEAD
     PyObject *weak_references;
-    struct SavedFields *previous, *next; /* among the values that live, oldest first */
+    struct SavedFields *previous, *next; /* among the live values, oldest first */
     struct SavedValues *values;          /* NULL: it is not among them */
     PyObject *alias, *original, *parts, *heals, *hooks, *leaf, *maker, *output, *source, *stack;
     long long clock, same_at, version;
     unsigned long thread;
-    int reported, code, bits; /* the latter two as DLPack has them, of an ordinary value; else 0 */
-    char *place;              /* the address of its first element then */
+    int reported, code, bits; /* the latter two as in DLPack, for an ordinary value; else 0 */
+    char *place;              /* the address of its first element at the save */
     char is_copied, requires_grad, was_leaf;
 } SavedFields;
 
-/* The values that live, and what the two hooks go by. */
+/* The live values, and the settings of the two hooks. */
 typedef struct SavedValues {
     PyObject_HEAD
     Core *core;
-    PyTypeObject *kind; /* the class of what is made, a subclass of SavedFields without anything of its own */
+    PyTypeObject *kind; /* the class of the values, a subclass of SavedFields without fields of its own */
     PyObject *slow_pack, *slow_unpack;
-    PyObject *exempt;  /* a tuple of sets and dicts: storages that are left to slow_pack */
-    PyObject *readers; /* a tuple of sets and dicts: while one holds anything, slow_unpack is asked */
+    PyObject *exempt;  /* a tuple of sets and dicts: storages left to slow_pack */
+    PyObject *readers; /* a tuple of sets and dicts: while one is not empty, slow_unpack is called */
     PyObject *on_kept; /* called with each value that was kept here; it may raise */
-    char is_off;       /* slow_pack and slow_unpack are asked */
+    char is_off;       /* slow_pack and slow_unpack are always called */
     SavedFields *first, *last;
     Py_ssize_t count;
 } SavedValues;
@@ -88,8 +89,8 @@ static PyMemberDef SavedFields_members[] = {
     {NULL},
 };
 
-/* Not seen by the garbage collector, for which it would be one object more for each tensor that is saved: as with all that
- * a graph holds beside its Nodes, a circle through it goes through torch, where the collector does not see it, either. */
+/* Not tracked by the garbage collector, for which it would be one more object per saved tensor: like everything that a
+ * graph holds beside its Nodes, a cycle through it goes through torch, where the collector does not see it, either. */
 static PyTypeObject SavedFields_Type = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "gradsan.record._native.SavedFields",
@@ -104,9 +105,9 @@ static PyTypeObject SavedFields_Type = {
 
 /* ---- torch, as it is asked for a value that is saved ------------------------------------------------------------- */
 
-/* What _torch.hooks.parts_of_saves() names; filled by the first SavedValues. */
+/* The functions of _torch.hooks.parts_of_saves(); filled by the first SavedValues. */
 static struct {
-    int state; /* 0: not asked yet, 1: all is there, -1: something is missing, and the hooks in Python do it all */
+    int state; /* 0: not read yet, 1: complete, -1: something is missing, and the Python hooks do everything */
     PyObject *address, *detach, *dispatch_depth, *dlpack_types, *from_dlpack, *function_node, *is_cow, *is_negated, *is_tracing,
         *lazy_clone, *lent_storages, *nbytes, *resizable, *weak_tensor;
     PyObject *grad_fn_name, *output_name, *sequence_name, *no_parts;
@@ -162,13 +163,13 @@ static int find_parts_of_saves(void)
     return 0;
 }
 
-/* What a function in C says of one object: its truth, -1 with an exception. */
+/* The truth of a C function's result for one object, -1 with an exception. */
 static inline int says(PyObject *function, PyObject *object)
 {
     return truth(PyObject_CallOneArg(function, object));
 }
 
-/* Whether a mode of either kind, or jit.trace, is on; also where that is not to be had. */
+/* Whether a mode of either kind, or jit.trace, is active; true also if that is unknown. */
 static int has_modes(void)
 {
     int found = integer(PyObject_Vectorcall(saving.dispatch_depth, NULL, 0, NULL)) != 0 ||
@@ -186,7 +187,7 @@ static int holds_any(PyObject *containers)
     return 0;
 }
 
-/* Whether one of the containers holds the number of a storage, or it is lent memory; -1 with an exception. */
+/* Whether one of the containers has the number of a storage, or it is lent memory; -1 with an exception. */
 static int is_exempt(PyObject *containers, PyObject *tensor)
 {
     if (!holds_any(containers) && PyObject_Size(saving.lent_storages) == 0)
@@ -199,13 +200,13 @@ static int is_exempt(PyObject *containers, PyObject *tensor)
     return found;
 }
 
-/* The address of the first element of a tensor in ordinary memory; 0 of another, -1 with an exception. */
+/* The address of the first element of a tensor in ordinary memory; 0 for others, -1 with an exception. */
 static inline long long address_here(PyObject *tensor)
 {
     return integer(PyObject_CallOneArg(saving.address, tensor));
 }
 
-/* Whether a storage is torch's own, not memory that came from outside; -1 with an exception. */
+/* Whether a storage is torch's own, not foreign memory; -1 with an exception. */
 static int is_resizable(PyObject *tensor)
 {
     PyObject *storage = method(tensor, UNTYPED_STORAGE);
@@ -214,8 +215,8 @@ static int is_resizable(PyObject *tensor)
     return found;
 }
 
-/* How DLPack has the elements of a tensor where these are real numbers that stand in memory of the CPU as they are; 0, with or
- * without an exception, elsewhere. */
+/* DLPack's type of a tensor's elements, if these are real numbers in CPU memory without lazy bits; otherwise 0, with or
+ * without an exception. */
 static int find_numbers(PyObject *tensor, SavedFields *kept)
 {
     PyObject *dtype = attribute(tensor, DTYPE);
@@ -230,7 +231,7 @@ static int find_numbers(PyObject *tensor, SavedFields *kept)
 
 /* ---- the hooks ---------------------------------------------------------------------------------------------------- */
 
-/* Fills the fields that say where a value comes from; 0 where that is not to be decided here, -1 with an exception. */
+/* Fills the fields about a value's maker; 0 if that cannot be decided here, -1 with an exception. */
 static int fill_origin(SavedFields *kept, PyObject *tensor)
 {
     int flag = truth(attribute(tensor, IS_LEAF)), is_result = 0;
@@ -246,7 +247,7 @@ static int fill_origin(SavedFields *kept, PyObject *tensor)
             return -1;
         const char *name = strrchr(Py_TYPE(node)->tp_name, '.');
         name = name == NULL ? Py_TYPE(node)->tp_name : name + 1;
-        /* Of a custom Function, and of Nodes that hide what they save, it is not known whether it is them who save. */
+        /* A custom Function, or a Node that hides its saves, may or may not be the one that saves. */
         int is_known = strcmp(name, "CopySlices") && strcmp(name, "CppFunction") &&
                        !PyType_IsSubtype(Py_TYPE(node), (PyTypeObject *)saving.function_node);
         if (is_known > 0) {
@@ -264,7 +265,7 @@ static int fill_origin(SavedFields *kept, PyObject *tensor)
     return (kept->source = PyObject_CallOneArg(saving.weak_tensor, tensor)) == NULL ? -1 : 1;
 }
 
-/* An ordinary value as it is; NULL, with or without an exception, where it is left to `slow_pack`. */
+/* Keeps an ordinary value with its original; NULL, with or without an exception, if it is left to `slow_pack`. */
 static SavedFields *keep_ordinary(SavedValues *self, PyObject *tensor)
 {
     if (is_exempt(self->exempt, tensor) != 0 || is_resizable(tensor) <= 0)
@@ -272,19 +273,19 @@ static SavedFields *keep_ordinary(SavedValues *self, PyObject *tensor)
     SavedFields *kept = (SavedFields *)self->kind->tp_alloc(self->kind, 0);
     if (kept == NULL)
         return NULL;
-    /* Of a tensor of inference mode there is no version. */
+    /* A tensor of inference mode has no version. */
     if (!find_numbers(tensor, kept) || fill_origin(kept, tensor) <= 0 ||
         (kept->alias = PyObject_CallOneArg(saving.detach, tensor)) == NULL ||
         ((kept->version = integer(attribute(kept->alias, VERSION))) == -1 && PyErr_Occurred()) ||
         (kept->original = PyObject_CallOneArg(saving.lazy_clone, kept->alias)) == NULL ||
         (kept->place = (char *)(intptr_t)address_here(kept->original)) == NULL ||
         address_here(kept->alias) != (intptr_t)kept->place || PyErr_Occurred() || (kept->stack = stack_here(self->core, 0)) == NULL ||
-        Py_SIZE(kept->stack) == 0) { /* a thread of the engine's own makes Nodes for the call that waits */
+        Py_SIZE(kept->stack) == 0) { /* a thread of the engine makes Nodes for the call that is waiting */
         Py_DECREF(kept);
         return NULL;
     }
     kept->parts = Py_NewRef(saving.no_parts);
-    /* Nothing is in these two that a circle could go through, and the collector would look at them again and again. */
+    /* No reference cycle can go through these two, and the collector would visit them again and again. */
     PyObject_GC_UnTrack(kept->alias);
     PyObject_GC_UnTrack(kept->original);
     kept->thread = PyThread_get_thread_ident();
@@ -314,11 +315,11 @@ static PyObject *SavedValues_pack(SavedValues *self, PyObject *tensor)
     return (PyObject *)kept;
 }
 
-/* What is seen of a value without a look at its bytes. */
+/* The state of a value without comparing its bytes. */
 typedef enum { UNKNOWN, MOVED, AS_SAVED } Look;
 
-/* AS_SAVED: nobody has written it since it was saved. MOVED: its memory is not that which was saved, as when other elements
- * of its storage have been written. Whether its tensor has been detached in place goes to `is_detached`. */
+/* AS_SAVED: nobody has written it since it was saved. MOVED: its memory is not the saved one, for example because other
+ * elements of its storage have been written. Whether its tensor was detached in place goes to `is_detached`. */
 static Look look_at(SavedFields *kept, int *is_detached)
 {
     if (kept->place == NULL || !is_plain(kept->alias) || !is_plain(kept->original) ||
@@ -338,12 +339,12 @@ static Look look_at(SavedFields *kept, int *is_detached)
     return PyErr_Occurred() ? UNKNOWN : found;
 }
 
-/* The elements of a kept value at `place`; NULL, with or without an exception, where they are left to `slow_unpack`. `owner`
- * is a lazy clone that holds the memory. */
+/* The elements of a kept value at `place`; NULL, with or without an exception, if they are left to `slow_unpack`.
+ * `owner` is a lazy clone that holds the memory. */
 static PyObject *lent_at(SavedFields *kept, char *place, PyObject *owner)
 {
     if (truth(PyObject_Vectorcall(torch.is_grad_enabled, NULL, 0, NULL)) != 0)
-        return NULL; /* graphs of the backward's own may save what is lent */
+        return NULL; /* graphs made within the backward may save lent memory */
     PyObject *shape = attribute(kept->alias, SHAPE), *strides = shape == NULL ? NULL : method(kept->alias, STRIDE);
     PyObject *capsule = strides == NULL ? NULL : capsule_over(place, shape, strides, kept->code, kept->bits, owner);
     PyObject *made = capsule == NULL ? NULL : PyObject_CallOneArg(saving.from_dlpack, capsule);
@@ -375,7 +376,7 @@ static long long storage_size(PyObject *tensor)
     return found;
 }
 
-/* Whether the few elements of a value that has moved are the same in every bit; 0 also where that is not seen here. */
+/* Whether the few elements of a moved value are equal in every bit; 0 also if they are not compared here. */
 static int has_same_elements(SavedFields *kept)
 {
     PyObject *alias = kept->alias;
@@ -393,18 +394,18 @@ static int has_same_elements(SavedFields *kept)
         return 0;
     for (Py_ssize_t i = 0; i < dimensions; i++)
         steps[i] *= bytes;
-    /* The innermost row is one of bytes. */
+    /* The innermost row consists of bytes. */
     if (dimensions > 0 && (steps[dimensions - 1] == bytes || sizes[dimensions - 1] == 1))
         sizes[dimensions - 1] *= bytes;
     else
         sizes[dimensions++] = bytes;
     char *now = (char *)(intptr_t)address_here(alias);
     if (address_here(kept->original) != (intptr_t)kept->place)
-        return 0; /* the memory at `place` need not be there any more */
+        return 0; /* the memory at `place` may be gone */
     return !PyErr_Occurred() && now != NULL && are_same_rows(now, kept->place, sizes, steps, (int)dimensions);
 }
 
-/* Whether it is certain that a value is as it was. Raises nothing. */
+/* Whether it is certain that a value is unchanged. Raises nothing. */
 static Look is_unchanged(SavedFields *kept, int *is_detached)
 {
     Look found = look_at(kept, is_detached);
@@ -414,7 +415,7 @@ static Look is_unchanged(SavedFields *kept, int *is_detached)
     return found;
 }
 
-/* What a kernel gets of a value that has moved and is the same; NULL as of `lent_at`. */
+/* The value for a kernel, if it has moved and is unchanged; NULL as for `lent_at`. */
 static PyObject *given_where_it_is(SavedFields *kept)
 {
     int is_shared = says(saving.is_cow, kept->alias);
@@ -443,9 +444,9 @@ static PyObject *SavedValues_unpack(SavedValues *self, PyObject *packed)
     return given != NULL ? given : PyObject_CallOneArg(self->slow_unpack, packed);
 }
 
-/* ---- those that live ---------------------------------------------------------------------------------------------- */
+/* ---- the live values ---------------------------------------------------------------------------------------------- */
 
-/* What the hook in Python has kept is looked at here, too, where its elements stand as those of an ordinary value do. */
+/* Values kept by the Python hook are checked here, too, if their elements lie like those of an ordinary value. */
 static void find_place(SavedFields *kept)
 {
     if (saving.state > 0 && !kept->is_copied && is_set(kept->original) && is_plain(kept->alias) && is_plain(kept->original) &&
@@ -477,7 +478,7 @@ static PyObject *SavedValues_live(SavedValues *self, PyObject *Py_UNUSED(ignored
 
 static PyObject *SavedValues_doubtful(SavedValues *self, PyObject *Py_UNUSED(ignored))
 {
-    /* A value may die while another one is looked at. */
+    /* A value may die while another one is checked. */
     PyObject *all = SavedValues_live(self, NULL), *list = all == NULL ? NULL : PyList_New(0);
     for (Py_ssize_t i = 0; list != NULL && i < PyList_GET_SIZE(all); i++) {
         PyObject *one = PyList_GET_ITEM(all, i);
@@ -524,7 +525,7 @@ static int SavedValues_traverse(SavedValues *self, visitproc visit, void *arg)
     return 0;
 }
 
-/* The hooks stay callable: whatever circle they are in has other members that can be cleared. */
+/* The hooks stay callable: any cycle they are in has other members that can be cleared. */
 static int SavedValues_clear(SavedValues *self)
 {
     Py_CLEAR(self->on_kept);

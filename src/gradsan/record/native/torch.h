@@ -1,4 +1,4 @@
-/* Tensors and Nodes as torch shows them to Python: descriptors, versions, storages. Part of _native.c, which includes it once: one unit to compile. */
+/* Tensors and Nodes through torch's Python interface: descriptors, versions, storages. Part of _native.c, which includes it once: one unit to compile. */
 
 /* ---- torch, as Python shows it ---------------------------------------------------------------------------------- */
 
@@ -16,14 +16,14 @@ static struct {
     PyTypeObject *tensor, *parameter; /* types whose members may be read by descriptor; parameter NULL: it overrides */
     PyTypeObject *storage;
     PyObject *attribute_names[ATTRIBUTES], *method_names[METHODS], *cdata_name;
-    PyGetSetDef *attributes[ATTRIBUTES], *cdata; /* NULL: not the kind of descriptor expected, go by attribute */
+    PyGetSetDef *attributes[ATTRIBUTES], *cdata; /* NULL: not the expected kind of descriptor, read by attribute */
     PyObject *methods[METHODS];                  /* NULL: as above */
     PyObject *sequence_number, *is_grad_enabled, *weak_identity, *dress, *marks_of, *own_names;
     PyObject *optimizer_folder, *reduction, *is_of_signal;
     PyObject *has_function_modes, *is_tracing, *hush, *unhush, *function_state, *put_modes_back;
 } torch;
 
-/* The C getter behind `type.name`, NULL without an exception where there is none. The type keeps the descriptor alive. */
+/* The C getter behind `type.name`, NULL without an exception if there is none. The type keeps the descriptor alive. */
 static PyGetSetDef *getter_of(PyTypeObject *type, PyObject *name)
 {
     PyObject *found = PyObject_GetAttr((PyObject *)type, name);
@@ -66,8 +66,8 @@ static PyTypeObject *type_of_module(const char *module_name, const char *name)
 
 static PyTypeObject MethodWriter_Type, FunctionWriter_Type;
 
-/* Makes `__call__`, read from the types of the wrappers, the function that a compiler can trace; calls go on to take
- * tp_call. torch.compile looks it up where it meets an object that is called, and a slot of C would break its graph. */
+/* Makes `__call__`, read from the wrapper types, the function that a compiler can trace; calls still use tp_call.
+ * torch.compile looks it up for a called object, and a C slot would cause a graph break. */
 static int let_compilers_trace(void)
 {
     PyObject *call = attribute_of_module("gradsan.record._writer_pure", "traced_call");
@@ -149,7 +149,7 @@ static inline PyObject *method(PyObject *tensor, int which)
     return PyObject_CallMethodNoArgs(tensor, torch.method_names[which]);
 }
 
-/* The truth of a value that is given away; -1 with an exception, also where the value is NULL. */
+/* The truth of a value (steals the reference); -1 with an exception, also if the value is NULL. */
 static inline int truth(PyObject *given)
 {
     if (given == NULL)
@@ -159,7 +159,7 @@ static inline int truth(PyObject *given)
     return found;
 }
 
-/* The integer of a value that is given away; -1 with an exception, also where the value is NULL. */
+/* The integer of a value (steals the reference); -1 with an exception, also if the value is NULL. */
 static inline long long integer(PyObject *given)
 {
     if (given == NULL)
@@ -169,8 +169,8 @@ static inline long long integer(PyObject *given)
     return found;
 }
 
-/* Lets what is read of tensors pass by the program's own __torch_function__, of modes and of subclasses. What is given
- * goes to `unhush`; NULL where nobody listens. `tensor` may be NULL: then only modes count. Raises nothing. */
+/* Disables the program's own __torch_function__, of modes and of subclasses, for reads of tensors. The result goes to
+ * `unhush`; NULL if there is none. `tensor` may be NULL: then only modes count. Raises nothing. */
 static PyObject *hush(PyObject *tensor)
 {
     int listens = tensor != NULL && !is_plain(tensor);
@@ -182,7 +182,7 @@ static PyObject *hush(PyObject *tensor)
     return before;
 }
 
-/* Takes what `hush` gave; an exception that is set stays. */
+/* Undoes `hush`; a set exception is kept. */
 static void unhush(PyObject *before)
 {
     if (before == NULL)

@@ -7,16 +7,16 @@ typedef struct {
     vectorcallfunc vectorcall;
     PyObject *original;
     Core *core;
-    /* The C function behind a __setitem__ that a C type defines, and the type whose instances it takes. */
+    /* The C function behind a __setitem__ that a C type defines, and the type of its instances. */
     objobjargproc assign;
     PyTypeObject *indexed;
     Py_ssize_t position;       /* -1: none */
     char is_setitem, is_plain; /* is_plain: writes nothing, wrapped for the Nodes it makes */
-    char is_operator;          /* calls an operator, its first argument: `on_operator` knows what that writes */
+    char is_operator;          /* calls an operator, its first argument: `on_operator` knows its writes */
     PyObject *op, *kind;
     PyObject *keyword; /* NULL: none */
-    PyObject *before, *after; /* what a listener calls around the original; NULL: nothing, or no listener */
-    PyObject *unbound;        /* of a method in C of one tensor: the writer that stands in the class; else NULL */
+    PyObject *before, *after; /* callbacks of a listener around the original; NULL: none, or no listener */
+    PyObject *unbound;        /* for a C method bound to one tensor: the writer in the class; else NULL */
     PyObject *dictionary, *weak_references;
 } Writer;
 
@@ -25,7 +25,7 @@ static inline int is_writer(PyObject *object)
     return Py_IS_TYPE(object, &MethodWriter_Type) || Py_IS_TYPE(object, &FunctionWriter_Type);
 }
 
-/* New reference: `index` as a tuple if it is made of ints, slices of ints, None and ... only; else None. */
+/* New reference: `index` as a tuple if it consists of ints, slices of ints, None and ... only; else None. */
 static PyObject *basic_index(PyObject *index)
 {
     PyObject *const *parts = PyTuple_CheckExact(index) ? PySequence_Fast_ITEMS(index) : &index;
@@ -50,7 +50,7 @@ static inline int is_of_optimizers(Core *core, PyCodeObject *code)
                : 0;
 }
 
-/* Whether the code that called lies in torch's optimizers, whose inner writes are accounted for per step. */
+/* Whether the caller is code of torch's optimizers, whose inner writes are accounted for per step. */
 static int called_by_optimizer(Core *core)
 {
     PyCodeObject *code = running_code();
@@ -79,7 +79,7 @@ static int log_target(Writer *writer, PyObject *target, PyObject *key)
     else if (found)
         found = log_write(core, target, writer->op, writer->kind, index, stack);
     else if (PyTuple_Check(target) || PyList_Check(target))
-        /* The size is read anew each time: a subclass of tensor may run Python code that changes the list. */
+        /* The size is read again each time: a tensor subclass may run Python code that changes the list. */
         for (Py_ssize_t i = 0; found == 0 && i < PySequence_Fast_GET_SIZE(target); i++) {
             PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(target, i));
             if ((found = is_tensor(item)) > 0)
@@ -91,7 +91,7 @@ static int log_target(Writer *writer, PyObject *target, PyObject *key)
     return found;
 }
 
-/* Borrowed: the value passed by keyword `name`, NULL where there is none. */
+/* Borrowed: the value passed by keyword `name`, NULL if there is none. */
 static PyObject *passed_by_keyword(PyObject *name, PyObject *const *values, PyObject *keywords)
 {
     Py_ssize_t count = PyTuple_GET_SIZE(keywords);
@@ -105,7 +105,7 @@ static PyObject *passed_by_keyword(PyObject *name, PyObject *const *values, PyOb
     return NULL;
 }
 
-/* Logs that the call which runs has made the Nodes from `first` up to `end`. */
+/* Logs that the current call has made the Nodes from `first` up to `end`. */
 static int log_nodes(Core *core, long long first, long long end)
 {
     unsigned long thread = PyThread_get_thread_ident();
@@ -118,7 +118,7 @@ static int log_nodes(Core *core, long long first, long long end)
         return -1;
     last = core->nodes.count ? nodes_at(&core->nodes, core->nodes.count - 1) : NULL;
     core->saves++;
-    /* The same line again and nothing logged in between: one entry serves a loop. */
+    /* The same line again and nothing logged in between: one entry serves a whole loop. */
     if (last != NULL && last->thread == thread && last->stack == stack && last->end == first && last->clock == core->clock) {
         last->end = end;
         Py_DECREF(stack);
@@ -134,7 +134,7 @@ static int log_nodes(Core *core, long long first, long long end)
     return 0;
 }
 
-/* What goes wrong while logging is counted; what is no Exception, or of `lets_pass`, reaches the program. -1: it does. */
+/* Counts a failure of logging; returns -1 if it must reach the program: no Exception, or one of `lets_pass`. */
 static int forgive(Core *core)
 {
     if (!PyErr_ExceptionMatches(PyExc_Exception) ||
@@ -158,8 +158,8 @@ static int forgive(Core *core)
     return 0;
 }
 
-/* New reference: what `listener` answers, called with `first` (where it is not NULL), the positional and the named
- * arguments of a call, and then `result`. */
+/* New reference: the result of `listener`, called with `first` (if not NULL), the positional and the named arguments of
+ * a call, and then `result`. */
 static PyObject *answer_to_call(PyObject *listener, PyObject *first, PyObject *const *args, Py_ssize_t count,
                                 PyObject *keywords, PyObject *result)
 {
@@ -190,7 +190,7 @@ static int tell_call(PyObject *listener, PyObject *first, PyObject *const *args,
     return told == NULL ? -1 : 0;
 }
 
-/* Tells `on_operator` of a call of the operator args[0], with all arguments, unless it is known to write nothing. */
+/* Calls `on_operator` with all arguments of a call of the operator args[0], unless it is known to write nothing. */
 static int tell_operator(Core *core, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
     PyObject *number = PyLong_FromVoidPtr(args[0]);
@@ -199,8 +199,8 @@ static int tell_operator(Core *core, PyObject *const *args, Py_ssize_t count, Py
     return is_quiet != 0 ? is_quiet : tell_call(core->on_operator, NULL, args, count, keywords, NULL);
 }
 
-/* Logs and tells the Nodes from number `first` on that a call has made, which `holder` holds; -1: the program is to see
- * the exception. */
+/* Logs and reports the Nodes from number `first` on that a call has made, and that `holder` holds; -1: the exception
+ * must reach the program. */
 static int tell_nodes(Core *core, long long first, PyObject *holder)
 {
     long long end = sequence_here();
@@ -223,8 +223,8 @@ static int tell_nodes(Core *core, long long first, PyObject *holder)
     return 0;
 }
 
-/* Whether what is called now is logged: not where an optimizer calls, whose writes are accounted for per step. -1 with
- * an exception. */
+/* Whether the current call is logged: not in an optimizer, whose writes are accounted for per step. -1 with an
+ * exception. */
 static inline int is_logged(Core *core)
 {
     if (!core->active || !core->open_steps)
@@ -233,7 +233,7 @@ static inline int is_logged(Core *core)
     return inside < 0 ? forgive(core) : !inside;
 }
 
-/* What a call of a writer that writes is given to write to, borrowed; NULL where it is given nothing. */
+/* The tensors that a call of a writer writes, borrowed; NULL if there are none. */
 static PyObject *target_of(Writer *writer, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
     int has_keywords = keywords != NULL && PyTuple_GET_SIZE(keywords) > 0;
@@ -248,7 +248,7 @@ static PyObject *target_of(Writer *writer, PyObject *const *args, Py_ssize_t cou
     return has_keywords ? args[count] : NULL;
 }
 
-/* Tells `before_write` what is about to be written; -1: the program is to see the exception. */
+/* Calls `before_write` with the tensors about to be written; -1: the exception must reach the program. */
 static int tell_before(Writer *writer, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
     PyObject *target = target_of(writer, args, count, keywords);
@@ -259,7 +259,7 @@ static int tell_before(Writer *writer, PyObject *const *args, Py_ssize_t count, 
     return told == NULL ? forgive(writer->core) : 0;
 }
 
-/* The call of a writer; through `bound`, where it is not NULL, which has the first argument for its own. */
+/* The call of a writer; through `bound`, if not NULL, which has the first argument bound. */
 static PyObject *call_writer(Writer *writer, PyObject *bound, PyObject *const *args, size_t flagged_count,
                              PyObject *keywords)
 {
@@ -309,8 +309,8 @@ static PyObject *Writer_vectorcall(PyObject *self, PyObject *const *args, size_t
     return call_writer((Writer *)self, NULL, args, flagged_count, keywords);
 }
 
-/* The call of a listener. Between the program's frame and the original's there is none of ours, so that warnings, their
- * stack levels, tracebacks and the depth of recursion are as without it. */
+/* The call of a listener. There is no frame of ours between the program's and the original's, so that warnings, their
+ * stack levels, tracebacks and the recursion depth are unchanged. */
 static PyObject *call_between(Writer *listener, PyObject *bound, PyObject *const *args, size_t flagged_count,
                               PyObject *keywords)
 {
@@ -338,7 +338,7 @@ static PyObject *Listener_vectorcall(PyObject *self, PyObject *const *args, size
     return call_between((Writer *)self, NULL, args, flagged_count, keywords);
 }
 
-/* The call of a method in C that was got from a tensor, `add = x.add_`: as of the writer or listener in the class. */
+/* The call of a C method read from a tensor, `add = x.add_`: like that of the writer or listener in the class. */
 static PyObject *Bound_vectorcall(PyObject *self, PyObject *const *args, size_t flagged_count, PyObject *keywords)
 {
     Writer *method = (Writer *)self, *wrapper = (Writer *)method->unbound;
@@ -358,8 +358,8 @@ static PyObject *Bound_vectorcall(PyObject *self, PyObject *const *args, size_t 
     return result;
 }
 
-/* What a relay's `before` answers to what is given: puts into `given` and `noted` what the call goes on with, 1 if `after`
- * is told; or gives its result to `result` and 0; -1 with an exception. */
+/* Calls a relay's `before` with the argument: stores the argument for the hook and the note into `given` and `noted`,
+ * returns 1 if `after` is to be called; or stores the final value into `result`, returns 0; -1 with an exception. */
 static int ask_relay(Writer *relay, PyObject **given, PyObject **noted, PyObject **result)
 {
     if (relay->before == NULL)
@@ -384,7 +384,7 @@ static int ask_relay(Writer *relay, PyObject **given, PyObject **noted, PyObject
     return answer;
 }
 
-/* The call of a relay, which _writer_pure.py describes; as of a listener, without a frame of ours. */
+/* The call of a relay, documented in _writer_pure.py; like a listener's, without a frame of ours. */
 static PyObject *Relay_vectorcall(PyObject *self, PyObject *const *args, size_t flagged_count, PyObject *keywords)
 {
     Writer *relay = (Writer *)self;
@@ -415,7 +415,7 @@ static int Writer_traverse(Writer *self, visitproc visit, void *arg)
     return 0;
 }
 
-/* Only the dictionary: a writer stays callable, and whatever cycle it is in has other members that can be cleared. */
+/* Only the dictionary: a writer stays callable, and any cycle it is in has other members that can be cleared. */
 static int Writer_clear(Writer *self)
 {
     Py_CLEAR(self->dictionary);
@@ -446,8 +446,8 @@ static PyObject *Writer_repr(Writer *self)
     return PyObject_Repr(self->original);
 }
 
-/* What a wrapper is asked for is told by its original, `__class__` too, so that isinstance and inspect take it for that;
- * but how it is called, compared and pickled is its own. */
+/* Attributes of a wrapper are its original's, `__class__` too, so that isinstance and inspect take it for that; but
+ * calling, comparing and pickling are its own. */
 static PyObject *Writer_getattro(PyObject *self, PyObject *name)
 {
     int is_own = PySet_Contains(torch.own_names, name);
@@ -456,14 +456,14 @@ static PyObject *Writer_getattro(PyObject *self, PyObject *name)
     return is_own ? PyObject_GenericGetAttr(self, name) : PyObject_GetAttr(((Writer *)self)->original, name);
 }
 
-/* What the program sets on a function of torch's stays there when nobody watches any more. */
+/* Attributes that the program sets on a function of torch stay there after watching has ended. */
 static int Writer_setattro(PyObject *self, PyObject *name, PyObject *value)
 {
     return PyObject_SetAttr(((Writer *)self)->original, name, value);
 }
 
-/* A writer equals what it wraps: torch hands the writer to __torch_function__, where programs look functions up in tables
- * that they filled before. */
+/* A writer equals its original: torch passes the writer to __torch_function__, where programs look functions up in
+ * tables that they filled before. */
 static Py_hash_t Writer_hash(Writer *self)
 {
     return PyObject_Hash(self->original);
@@ -523,7 +523,7 @@ static PyTypeObject FunctionWriter_Type = {
     WRITER_SLOTS,
 };
 
-/* Lets `x[key] = value` go straight to the C function where the original does nothing but call it. */
+/* Lets `x[key] = value` call the C function directly if the original does nothing else. */
 static void find_indexing(Writer *writer)
 {
     if (!Py_IS_TYPE(writer->original, &PyWrapperDescr_Type))
@@ -538,7 +538,7 @@ static void find_indexing(Writer *writer)
     writer->indexed = owner;
 }
 
-/* New reference, not yet tracked: a wrapper of `original` without a task. */
+/* New reference, not tracked yet: a wrapper of `original` without a task. */
 static Writer *new_writer(Core *core, PyObject *original, vectorcallfunc call)
 {
     int binds = Py_TYPE(original)->tp_descr_get != NULL;
@@ -553,8 +553,8 @@ static Writer *new_writer(Core *core, PyObject *original, vectorcallfunc call)
     return writer;
 }
 
-/* What a program gets that asks an instance for a method: of one in C a wrapper of what it would get, which says of itself
- * what that says. */
+/* The attribute of an instance for a wrapped method: for a C method a wrapper of the bound method, with that one's
+ * attributes. */
 static PyObject *Writer_get(PyObject *self, PyObject *instance, PyObject *owner)
 {
     Writer *writer = (Writer *)self;
@@ -578,7 +578,7 @@ static PyObject *Writer_get(PyObject *self, PyObject *instance, PyObject *owner)
     return (PyObject *)bound;
 }
 
-/* Tracks a new wrapper, and gives it what it says of its original. */
+/* Tracks a new wrapper, and sets its attributes about its original. */
 static PyObject *dressed(Writer *writer)
 {
     PyObject_GC_Track(writer);
@@ -657,11 +657,11 @@ static PyObject *Core_writer(Core *self, PyObject *const *args, Py_ssize_t count
 
 /* ---- indexing --------------------------------------------------------------------------------------------------- */
 
-/* The C function behind `tensor[index]`, and the core that logs what it does; NULL while nobody watches. */
+/* The C function behind `tensor[index]`, and the core that logs its calls; NULL while nobody watches. */
 static binaryfunc indexing_original;
 static Core *indexing_core;
 
-/* Tells `on_result` of an indexing; -1: the program is to see the exception. */
+/* Calls `on_result` for an indexing; -1: the exception must reach the program. */
 static int tell_indexed(Core *core, PyObject *tensor, PyObject *key, PyObject *result)
 {
     if (!is_set(core->on_result))
@@ -672,13 +672,13 @@ static int tell_indexed(Core *core, PyObject *tensor, PyObject *key, PyObject *r
     return failed ? forgive(core) : 0;
 }
 
-/* Stands in mp_subscript of torch.Tensor and of the classes that inherit it. Setting the attribute __getitem__ instead would
- * make a sequence of every tensor (patches.py). */
+/* Replaces mp_subscript of torch.Tensor and of the classes that inherit it. Setting the attribute __getitem__ instead
+ * would make every tensor a sequence (patches.py). */
 static PyObject *logged_subscript(PyObject *self, PyObject *key)
 {
     if (indexing_core == NULL || !indexing_core->active)
         return indexing_original(self, key);
-    /* What runs within may switch watching off. */
+    /* The called code may switch watching off. */
     Core *core = (Core *)Py_NewRef((PyObject *)indexing_core);
     PyObject *result = NULL;
     int is_active = is_logged(core);
@@ -693,7 +693,7 @@ static PyObject *logged_subscript(PyObject *self, PyObject *key)
     return result;
 }
 
-/* Replaces one function by another in mp_subscript of a type and of all types below it; -1 with an exception. */
+/* Replaces one function by another in mp_subscript of a type and of all its subclasses; -1 with an exception. */
 static int replace_subscript(PyTypeObject *type, binaryfunc from, binaryfunc to)
 {
     if (type->tp_as_mapping != NULL && type->tp_as_mapping->mp_subscript == from &&
@@ -708,7 +708,7 @@ static int replace_subscript(PyTypeObject *type, binaryfunc from, binaryfunc to)
     return done;
 }
 
-/* The C function behind torch.Tensor.__getitem__, NULL where something else stands there. */
+/* The C function behind torch.Tensor.__getitem__, NULL if something else is there. */
 static binaryfunc find_subscript(void)
 {
     PyObject *found = PyObject_GetAttrString((PyObject *)torch.tensor, "__getitem__");
