@@ -15,6 +15,7 @@ def annotate(error: BaseException, report: Report, language: Literal["en", "zh",
     """Add a note to ``error``, once, if it is autograd's or gradsan's own.
 
     The note is the last diagnosis, or the reason why there is none.
+
     Python 3.10 has no exception notes; there the text is appended to the message.
     """
     annotate_with(error, report.diagnoses, report.seen.blind_spots, language)

@@ -41,8 +41,10 @@ Guard = Callable[[Callable[[], object]], None]
 
 
 class Gathering(NamedTuple):
-    """One filling of a group's whole parameters: Nodes from ``sequence`` on were made with it; ``noted`` are the
-    shards at that time, by parameter."""
+    """One filling of a group's whole parameters.
+
+    Nodes from ``sequence`` on were made with it; ``noted`` are the shards at that time, by parameter.
+    """
 
     sequence: int
     clock: int

@@ -39,8 +39,10 @@ _PACKED_KEPT, _COPIES_JUDGED = 4_096, 256
 
 
 class Memory(NamedTuple):
-    """The memory of a tensor at its save, without keeping it: identity, geometry, version, place, and its bytes
-    if it was exported. ``tensor`` is a weak reference to the saved tensor."""
+    """The memory of a tensor at its save, without keeping it, and its bytes if it was exported.
+
+    ``tensor`` is a weak reference to the saved tensor.
+    """
 
     tensor: Any
     storage: int

@@ -289,13 +289,12 @@ class Noted(NamedTuple):
 
 
 class Overwritten(NamedTuple):
-    """Writes to a noted tensor since: ``writes`` that overlap it, in order; ``bypass`` is where a way past the
-    counter was opened, None where the counter moved; ``unexplained`` as in the Conflict."""
+    """Writes to a noted tensor since the note; ``unexplained`` as in the Conflict."""
 
     info: TensorInfo
-    writes: tuple[Write, ...]
+    writes: tuple[Write, ...]  # those that overlap it, in order
     version: int
-    bypass: Site | None
+    bypass: Site | None  # where a way past the counter was opened; None where the counter moved
     unexplained: int
 
 

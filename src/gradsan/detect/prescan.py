@@ -249,7 +249,7 @@ class Prescan(Detector):
             self._pending.append(_Pending(backward.clock, key, conflict, trial))
 
     def _compared(self, storage: int, tensor: Any, made: Any) -> Literal["same", "near", "different"] | None:
-        """How a value compares with what was saved; None where no copy is left to compare it with."""
+        """Compare a value with its bytes at the save; None where no copy is left to compare it with."""
         if made is None or self._exports.of(storage) is not None:
             return None
         logged = self._uncounted.writes().get(storage, ())

@@ -51,9 +51,10 @@ class Publisher:
         own_path: Sequence[str] | None = None,
         target: Target | None = None,
     ) -> None:
-        """Take ``directory``, where the program starts (None if deleted), ``own_path``, the ``sys.path`` for
-        gradsan's imports (None: the program's, with its directory last), and ``target``, the program if `gradsan run`
-        started it.
+        """Check options and files.
+
+        ``directory`` is where the program starts (None if deleted), ``own_path`` the ``sys.path`` for gradsan's imports
+        (None: the program's, with its directory last), ``target`` the program, if `gradsan run` started it.
 
         Raises:
             OptionsError: if a file cannot be read or written.

@@ -63,8 +63,11 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """End of a program: the exit status that python would give it; type name and text of its exception, if it failed;
-    and the KeyboardInterrupt by which a process dies of SIGINT."""
+    """End of a program, with the exit status that python would give it.
+
+    ``exception`` is (type name, text) if it failed; ``interrupt`` the KeyboardInterrupt by which a process dies of
+    SIGINT.
+    """
 
     status: int
     exception: tuple[str, str] | None = None

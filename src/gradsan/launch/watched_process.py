@@ -62,9 +62,10 @@ class Member:
         leaves: Callable[[int], int] | None = None,
         is_child: bool = False,
     ) -> None:
-        """Take ``folder``, the run's, or None; ``write``, called with each unfinished report of the process
-        that was started; and ``leaves``, which publishes the report when the process ends by ``os._exit``, or that of a
-        child whose folder is gone, and returns the exit status.
+        """Begin as a member of the run in ``folder`` (None: there is none).
+
+        ``write`` is called with each unfinished report of the process that was started; ``leaves`` publishes the report
+        when the process ends by ``os._exit``, or that of a child whose folder is gone, and returns the exit status.
         """
         self.is_child = is_child
         self._watched = watched

@@ -94,10 +94,10 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A container or object that holds a tensor: its expression, ``kind`` as in :class:`Held`, the kinds of its items.
+    """A container or object that holds a tensor: ``path``, its expression; ``kind``, as in :class:`Held`.
 
-    ``items`` are ``tensor``, ``none``, ``other`` or kinds of containers, each once; empty for an object. ``is_frozen``:
-    a dataclass whose fields cannot be assigned.
+    ``items`` are the kinds of its items, each once: ``tensor``, ``none``, ``other`` or kinds of containers; empty for
+    an object. ``is_frozen``: a dataclass whose fields cannot be assigned.
     """
 
     path: str

@@ -46,8 +46,7 @@ class Emptied(Detector):
     part = "bypasses"
 
     def __init__(self, core: Core, steps: Any, opened: Callable[[], None], keep: Callable[..., None]) -> None:
-        """Take ``opened``, called at the first shrunk storage, and ``keep``, called with a function that
-        makes the conflict."""
+        """Call ``opened`` at each shrunk storage, and ``keep`` with a function that makes the conflict."""
         self._core, self._steps, self._opened, self._keep = core, steps, opened, keep
         self._shrunk: dict[int, Shrunk] = {}
         self._sweep = Sweep()
@@ -77,7 +76,7 @@ class Emptied(Detector):
         self._opened()
 
     def since(self, tensor: Any, clock: int) -> Shrunk | None:
-        """How the memory of ``tensor`` was taken away after ``clock``, even if it is back; None if it was not."""
+        """Return the shrinking of ``tensor``'s storage after ``clock``, even if the memory is back; else None."""
         found = self._shrunk.get(_torch.storage_or_none(tensor)) if self._shrunk else None
         return found if found is not None and found.clock > clock and not found.weak.expired() else None
 

@@ -175,8 +175,7 @@ def describe_gradient(gradient: Gradient, silent: bool, canvas: Canvas) -> str |
 
 
 def describe_watched(seen: Seen, canvas: Canvas) -> str:
-    """Return the counts of saves, writes, backwards and steps, that of processes if there are several, and
-    the memory that copies of saved values took on devices."""
+    """Return the counts of events, of processes if there are several, and the memory of copies on devices."""
     counts = {"saves": seen.saves, "writes": seen.writes, "backwards": seen.backwards, "steps": seen.steps}
     counts |= {"processes": seen.processes} if seen.processes > 1 else {}
     said = [canvas.word(name, count=count) for name, count in counts.items()]

@@ -157,10 +157,10 @@ def _may_break(left: str, right: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """Characters of a drawing: ``arrow`` opens a location, ``bar`` is beside line numbers, ``span_*`` draw a
-    span of several lines, ``levels`` a curve.
+    """Characters of a drawing.
 
-    ``span_open`` is beside the first line of such a span, ``span_top`` begins a row of its own below that line.
+    ``arrow`` opens a location, ``bar`` is beside line numbers, ``span_*`` draw a span of several lines, ``levels`` a
+    curve. ``span_open`` is beside the first line of such a span, ``span_top`` begins a row of its own below that line.
     """
 
     arrow: str

@@ -320,19 +320,19 @@ class Core:
 
         ``running`` then holds (clock, stack, thread, outputs, retain_graph, accumulate_grad) for it. ``on_enter`` is
         called before the engine runs, with that entry and the engine's arguments after the outputs, ``on_leave`` after
-        it ended well; ``on_nonfinite`` before, where the C core does not see its ``on_enter`` is called before the
-        engine runs, with that entry and the engine's arguments after the outputs, ``on_leave`` after it has succeeded;
-        ``on_nonfinite`` before, where the C core does not find the outputs finite (this one does not check, and always
-        calls it); ``on_round`` before, at the 1st, 2nd, 4th, 8th … call of one line, with that number;
-        ``on_differentiable`` after a call with ``create_graph=True``, with its ``inputs`` and its result;
+        it has succeeded; ``on_nonfinite`` before, where the C core does not find the outputs finite (this one does not
+        check, and always calls it); ``on_round`` before, at the 1st, 2nd, 4th, 8th … call of one line, with that
+        number; ``on_differentiable`` after a call with ``create_graph=True``, with its ``inputs`` and its result;
         ``on_gradients`` likewise after a call without it that fills no ``.grad``. Their exceptions replace the
-        backward. ``on_failure`` is called with the exception of a failed one. ``backward_end`` is the number of the
-        next Node when a backward last succeeded, 0 before; ``quiet_from`` is the same, and may be set. ``on_quiet`` is
-        called after a call by which ``quiet_nodes`` or more Nodes have been made since then, with the number of the
-        next Node; also for a thread that has not reached that number yet. ``backward_log`` gets a tuple for each call:
-        clock, stack, thread, retain_graph, accumulate_grad, the number of the next Node when it began, the same when it
-        ended (or again when it began), the steps before, a number for this thread's life (thread idents are reused),
-        weak references to the outputs (None: has none).
+        backward. ``on_failure`` is called with the exception of a failed one.
+
+        ``backward_end`` is the number of the next Node when a backward last succeeded, 0 before; ``quiet_from`` is the
+        same, and may be set. ``on_quiet`` is called after a call by which ``quiet_nodes`` or more Nodes have been made
+        since then, with the number of the next Node; also for a thread that has not reached that number yet.
+
+        ``backward_log`` gets a tuple for each call: clock, stack, thread, retain_graph, accumulate_grad, the number of
+        the next Node when it began, the same when it ended (or again when it began), the steps before, a number for
+        this thread's life (thread idents are reused), weak references to the outputs (None: has none).
         """
         core = self
 

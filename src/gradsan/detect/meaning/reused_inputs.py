@@ -80,8 +80,9 @@ class ReusedInputs(Detector):
                 yield raw
 
     def _made_by(self, raw: RawWrite, thread: int, by_number: dict[int, Any]) -> int | None:
-        """Return the Node of the graph that the writing call has made: the last one before its log entry, or before the
-        copies that it has saved (``silu_``).
+        """Return the number of the Node that the writing call has made, if it is in the graph.
+
+        It is the last one before the call's log entry, or before the copies that it has saved (``silu_``).
         """
         near = range(raw.sequence - 1, raw.sequence - _NODES_OF_A_CALL - 1, -1)
         number = next((one for one in near if one in by_number), None)

@@ -34,8 +34,9 @@ class Updates:
     def __init__(
         self, core: Core, origins: Origins, on_consumed: Consumed, on_harmless_step: Callable[[int], None]
     ) -> None:
-        """Call ``on_consumed`` once for each parameter that becomes non-finite, ``on_harmless_step`` with the
-        round of each other step.
+        """Call ``on_consumed`` once per parameter that becomes non-finite.
+
+        ``on_harmless_step`` is called with the round of each other step.
         """
         self._core, self._origins, self._on_consumed = core, origins, on_consumed
         self._on_harmless_step = on_harmless_step
