@@ -146,27 +146,29 @@ static PyMethodDef Core_methods[] = {
     {"clear", (PyCFunction)Core_clear_logs, METH_NOARGS,
      "clear($self, /)\n--\n\nForget everything logged; the clock goes on."},
     {"stack", (PyCFunction)(void (*)(void))Core_stack, METH_FASTCALL | METH_KEYWORDS,
-     "stack($self, skip=0)\n--\n\nThe stack of the caller (skip frames further out), equal stacks being one object."},
+     "stack($self, skip=0)\n--\n\n"
+     "Return the stack of the caller (skip frames further out); equal stacks are one object."},
     {"nodes_near", (PyCFunction)(void (*)(void))Core_nodes_near, METH_FASTCALL,
-     "nodes_near($self, sequence, thread, /)\n--\n\nThe call that made a Node, else the calls before and after it."},
+     "nodes_near($self, sequence, thread, /)\n--\n\n"
+     "Return the call that made a Node, else the calls before and after it."},
     {"ran_since", (PyCFunction)(void (*)(void))Core_ran_since, METH_FASTCALL,
-     "ran_since($self, stack, sequence, thread, /)\n--\n\nWhether the call at a stack made Nodes again since."},
+     "ran_since($self, stack, sequence, thread, /)\n--\n\nWhether the call at a stack has made Nodes again since."},
     {"writes", (PyCFunction)Core_writes, METH_NOARGS, "writes($self, /)\n--\n\nThe logged writes, oldest first."},
     {"writes_after", (PyCFunction)Core_writes_after, METH_O,
-     "writes_after($self, clock, /)\n--\n\nThose of the logged writes that are younger, oldest first."},
+     "writes_after($self, clock, /)\n--\n\nReturn the logged writes that are younger than clock, oldest first."},
     {"lost_writes_after", (PyCFunction)Core_lost_writes_after, METH_O,
      "lost_writes_after($self, clock, /)\n--\n\nWhether the bounded log may have dropped a write younger than clock."},
     {"log_write", (PyCFunction)(void (*)(void))Core_log_write, METH_FASTCALL | METH_KEYWORDS,
-     "log_write($self, tensor, op, kind, index, stack)\n--\n\nPut one in-place change of tensor into the log."},
+     "log_write($self, tensor, op, kind, index, stack)\n--\n\nLog one in-place change of tensor."},
     {"writer", (PyCFunction)(void (*)(void))Core_writer, METH_FASTCALL | METH_KEYWORDS,
      "writer($self, original, op, kind, position, keyword)\n--\n\n"
-     "Wrap original so that what it writes is logged after it returned."},
+     "Wrap original so that its writes are logged after it has returned."},
     {"listener", (PyCFunction)(void (*)(void))Core_listener, METH_FASTCALL | METH_KEYWORDS,
      "listener($self, original, before, after)\n--\n\n"
-     "Wrap original so that before and after hear of its calls, without a frame in between."},
+     "Wrap original so that before and after are called around it, without a frame in between."},
     {"relay", (PyCFunction)(void (*)(void))Core_relay, METH_FASTCALL | METH_KEYWORDS,
      "relay($self, original, before, after)\n--\n\n"
-     "Wrap original so that before changes what it is given and after what it gives, without a frame in between."},
+     "Wrap original so that before changes its arguments and after its result, without a frame in between."},
     {"watch_indexing", (PyCFunction)Core_watch_indexing, METH_O,
      "watch_indexing($self, wanted, /)\n--\n\nLog the Nodes that tensor[index] makes from now on, or no longer."},
     {"step_begin", (PyCFunction)(void (*)(void))Core_step_begin, METH_FASTCALL,
@@ -237,15 +239,17 @@ static PyTypeObject Core_Type = {
 
 static PyMethodDef functions[] = {
     {"call_alone", (PyCFunction)(void (*)(void))call_alone, METH_FASTCALL,
-     "call_alone(function, /, *args)\n--\n\nCall it as a thread does its first function: no frame is seen below its own."},
+     "call_alone(function, /, *args)\n--\n\n"
+     "Call function as the first one of a thread: its stack ends with its own frames."},
     {"call_own", (PyCFunction)(void (*)(void))call_own, METH_FASTCALL,
-     "call_own(function, /, *args)\n--\n\nCall it as gradsan's own: none of the program's code comes in between."},
+     "call_own(function, /, *args)\n--\n\nCall function as gradsan's own: none of the program's code runs in between."},
     {"first_nonfinite", (PyCFunction)(void (*)(void))first_nonfinite, METH_FASTCALL,
-     "The index of the first NaN or Inf among numbers in memory: (address, count, kind); -1 where there is none."},
+     "Return the index of the first NaN or Inf among numbers in memory (address, count, kind); -1 if there is none."},
     {"holds_nonfinite", (PyCFunction)holds_nonfinite, METH_O,
-     "holds_nonfinite(tensor, /)\n--\n\nWhether a tensor holds NaN or Inf; None where that is not to be seen in its memory."},
+     "holds_nonfinite(tensor, /)\n--\n\nWhether a tensor holds NaN or Inf; None where its memory cannot show it."},
     {"lend", (PyCFunction)(void (*)(void))lend, METH_FASTCALL,
-     "lend(address, shape, strides, code, bits, owner, /)\n--\n\nA DLPack capsule over memory that owner holds."},
+     "lend(address, shape, strides, code, bits, owner, /)\n--\n\n"
+     "Return a DLPack capsule over memory that owner holds."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,4 +1,4 @@
-"""The C extension shows the interface of the pure core, and lends memory."""
+"""Types of the C extension: the interface of the pure core, and functions on memory."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,19 +11,19 @@ from gradsan.record._core_pure import Core as Core
 from gradsan.record._core_pure import Stack as Stack
 
 def call_alone(function: Callable[..., Any], /, *args: Any) -> Any:
-    """Call it as a thread does its first function: no frame is seen below its own, and it may recurse as deep."""
+    """Call ``function`` as the first one of a thread: its stack ends with its own frames, at full recursion depth."""
 
 def call_own(function: Callable[..., Any], /, *args: Any) -> Any:
-    """Call it as gradsan's own: none of the program's code comes in between, handlers of signals and finalisers."""
+    """Call ``function`` as gradsan's own: no code of the program, signal handlers or finalisers, runs in between."""
 
 def first_nonfinite(address: int, count: int, kind: int, /) -> int:
-    """The index of the first NaN or Inf among ``count`` numbers at ``address``; -1 where there is none.
+    """Return the index of the first NaN or Inf among ``count`` numbers at ``address``; -1 where there is none.
 
     Kinds: 0 float32, 1 float64, 2 float16, 3 bfloat16.
     """
 
 def holds_nonfinite(tensor: Any, /) -> bool | None:
-    """Whether a tensor holds NaN or Inf; None where that is not to be seen in its memory, and while modes are on."""
+    """Whether a tensor holds NaN or Inf; None where its memory cannot show it, and while modes are on."""
 
 def lend(
     address: int, shape: tuple[int, ...], strides: tuple[int, ...], code: int, bits: int, owner: Any, /
@@ -33,7 +33,7 @@ class SavedFields:
     """The fields of a saved tensor that deep mode keeps; see :class:`gradsan.originals.originals.Kept`."""
 
 class SavedValues:
-    """The kept values that live, and hooks; see :func:`gradsan.originals.comparing.saved_values`."""
+    """The live kept values, and hooks; see :func:`gradsan.originals.comparing.saved_values`."""
 
     pack: Callable[[Any], Any]
     unpack: Callable[[Any], Any]

@@ -4,23 +4,23 @@ Checked in the 2nd, 4th, 8th … round of a line that trains others, and reporte
 that no optimizer was ever given and nobody has written. Many programs leave parameters out on purpose (a network whose
 head alone is trained, adapters, a discriminator), so one kind of evidence against that is needed:
 
-``unregistered``  a module holds it where ``parameters()`` does not look, and all that this gives is trained
+``unregistered``  a module holds it where ``parameters()`` does not look, and all of ``parameters()`` is trained
 ``unregistered_one``  the same behind trained parts of a module alone in its list, as one hides what is not
                   to be trained
-``late``          a module was given it after the optimizer had been made, and all others of the model are trained
+``late``          a module got it after the optimizer was made, and all others of the model are trained
 ``unfrozen``      it did not require a gradient when training began, and does now, beside trained parts of its model,
                   whose optimizers are still those of then
 ``left_out``      a small part of a model, with all its module has, stands between trained parts
 ``left_out_end``  the same behind trained parts, which may be meant
 ``left_out_chosen``  the same, where the program chooses among the names of parameters
 ``run_out``       an optimizer was given a group of parameters by a generator that had nothing left
-``alone``         a leaf of no module's, together with what trained parts give; nobody reads a ``.grad``. What a trained
-                  layer takes in, or is set against its outputs one by one, is data
-``criterion``     the same of the own parameters of a module that the program defines, as a loss with weights is: what
-                  trained parts give comes to them in its ``forward``
+``alone``         a leaf of no module, combined with results of trained parts; nobody reads a ``.grad``. An input of a
+                  trained layer, or a leaf compared with its outputs one by one, is data
+``criterion``     the same for parameters of a module that the program defines, such as a loss with weights: its
+                  ``forward`` combines them with results of trained parts
 
 Row: ``parameter_without_optimizer``. Roles: ``parameter`` (``name``; ``values``: ``shape``, ``dtype``, ``device``,
-``evidence``, ``parameters``, how many there are), ``holder`` (where the optimizer was made; ``name``).
+``evidence``, ``parameters``, their number), ``holder`` (where the optimizer was made; ``name``).
 """
 
 from __future__ import annotations

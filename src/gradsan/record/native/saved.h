@@ -549,11 +549,13 @@ static void SavedValues_dealloc(SavedValues *self)
 
 static PyMethodDef SavedValues_methods[] = {
     {"pack", (PyCFunction)SavedValues_pack, METH_O, "pack($self, tensor, /)\n--\n\nKeep a tensor that is being saved."},
-    {"unpack", (PyCFunction)SavedValues_unpack, METH_O, "unpack($self, kept, /)\n--\n\nWhat backward gets of a kept value."},
+    {"unpack", (PyCFunction)SavedValues_unpack, METH_O,
+     "unpack($self, kept, /)\n--\n\nReturn the tensor of a kept value for backward."},
     {"add", (PyCFunction)SavedValues_add, METH_O, "add($self, kept, /)\n--\n\nFollow a value that was just kept."},
-    {"live", (PyCFunction)SavedValues_live, METH_NOARGS, "live($self, /)\n--\n\nThose that live, oldest first."},
+    {"live", (PyCFunction)SavedValues_live, METH_NOARGS,
+     "live($self, /)\n--\n\nReturn the live kept values, oldest first."},
     {"doubtful", (PyCFunction)SavedValues_doubtful, METH_NOARGS,
-     "doubtful($self, /)\n--\n\nThose of them that may have changed."},
+     "doubtful($self, /)\n--\n\nReturn the live kept values that may have changed."},
     {NULL},
 };
 
@@ -568,7 +570,7 @@ static PyMemberDef SavedValues_members[] = {
 static PyTypeObject SavedValues_Type = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "gradsan.record._native.SavedValues",
-    .tp_doc = "The kept values that live, and the saved-tensor hooks that keep and hand out ordinary ones.",
+    .tp_doc = "The live kept values, and the pack and unpack hooks for ordinary saved tensors.",
     .tp_basicsize = sizeof(SavedValues),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .tp_new = SavedValues_new,
