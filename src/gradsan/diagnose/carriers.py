@@ -110,13 +110,17 @@ def cut(used: Site, updated: Site | None, carrier: Carrier) -> tuple[source.Chan
     return None if behind is None else (behind, used_at)
 
 
-def cut_term(fixes: tuple[Fix, ...], updated: Site | None, carrier: Carrier | None) -> tuple[Fix, ...]:
+def cut_term(
+    fixes: tuple[Fix, ...], updated: Site | None, carrier: Carrier | None, made: Sequence[Site]
+) -> tuple[Fix, ...]:
     """``fixes``, which detach a state that is a term of the loss, after one that recomputes it for the next round.
 
     Once detached, no loss trains its computation: for the value of the previous state in an actor-critic, nothing
-    is learned. Unchanged where the source does not show how it was computed.
+    is learned. Unchanged where the source does not show how it was computed, and for an average, which ``made`` adds
+    to: run again, it would be updated twice.
     """
-    if carrier is None or carrier.bound_at is None or updated is None:
+    adds = any(source.reads_what_it_binds(frame) for site in made for frame in user_frames(site))
+    if carrier is None or carrier.bound_at is None or updated is None or adds:
         return fixes
     found = source.run_again_for_state(carrier.name, carrier.bound_at, user_frames(updated))
     if found is None:

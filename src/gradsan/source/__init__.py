@@ -142,6 +142,7 @@ if TYPE_CHECKING:
     from gradsan.source.rounds import is_read_afterwards as is_read_afterwards
     from gradsan.source.rounds import is_read_between as is_read_between
     from gradsan.source.rounds import keep_graph as keep_graph
+    from gradsan.source.rounds import reads_what_it_binds as reads_what_it_binds
     from gradsan.source.rounds import shape_bound_at as shape_bound_at
     from gradsan.source.rounds import walked_over as walked_over
     from gradsan.source.targets import Operation as Operation
@@ -214,7 +215,7 @@ _NAMES = {
     "rounds": (
         "backward_of_sum detach_after detach_after_round enter_each_round enter_once_more frames_between "
         "in_same_function in_same_loops is_item_of_loop is_read_afterwards is_read_between "
-        "keep_graph shape_bound_at walked_over"
+        "keep_graph reads_what_it_binds shape_bound_at walked_over"
     ),
     "targets": (
         "Operation assigned_data mixed_operand operand_expressions operation_at own_difference target_and_operand "

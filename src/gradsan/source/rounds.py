@@ -8,7 +8,15 @@ from dataclasses import replace
 
 from gradsan.model import Frame, Lines
 from gradsan.source.change import Change, Edit, add_keyword, apply_change, edited, insert_after, insert_before
-from gradsan.source.identifiers import ADDING_METHODS, bindings_of, chain_key, consumed_names, leaf_name, local_nodes
+from gradsan.source.identifiers import (
+    ADDING_METHODS,
+    assigned_names,
+    bindings_of,
+    chain_key,
+    consumed_names,
+    leaf_name,
+    local_nodes,
+)
 from gradsan.source.locate import Expression, expression_at, scope_of, statement_at
 from gradsan.source.modules import Shape, detached_form, object_cut, shape_in_source
 from gradsan.source.targets import aliased_expression
@@ -163,6 +171,15 @@ def is_read_afterwards(frame: Frame) -> bool:
     names = {one.name for one in bindings_of(written.node)}
     later = (one for one in local_nodes(written.function) if isinstance(one, ast.stmt))
     return any(names & set(consumed_names(one)) for one in later if one.lineno > written.span.end_line)
+
+
+def reads_what_it_binds(frame: Frame) -> bool:
+    """Whether the assignment at ``frame`` updates its own value: ``self.mean = b * self.mean + x``, ``total += x``."""
+    statement = statement_at(frame)
+    if statement is None or not isinstance(statement.node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+        return False
+    names = set(assigned_names(statement.node))
+    return isinstance(statement.node, ast.AugAssign) or bool(names & set(consumed_names(statement.node)))
 
 
 def enter_each_round(used_at: Frame, context: str) -> Change | None:

@@ -97,7 +97,7 @@ def state_carried_over(facts: Facts) -> Diagnosis | None:
     if whole is None and not cut[0].lines:
         whole = detach_held(use.site, updated, bridge.held, or_renewed=True)
     cut = cut if whole is None else (whole,)
-    cut = carriers.cut_term(cut, updated, carrier) if bridge.is_term else cut
+    cut = carriers.cut_term(cut, updated, carrier, bridge.made_near) if bridge.is_term else cut
     return build.diagnosis(
         facts,
         "GS111",

@@ -127,7 +127,8 @@ def _carried(case: _Case) -> Diagnosis:
             collected = detach_held(used, case.updated, held, or_renewed=True)
     cuts: tuple[Fix, ...] = (cut if collected is None else collected,)
     if case.bridge.values.get("is_term"):
-        cuts = carriers.cut_term(cuts, case.updated, case.carrier)
+        made = tuple(one.site for one in parts.clues(case.failure, "bridge_made") if one.site is not None)
+        cuts = carriers.cut_term(cuts, case.updated, case.carrier, made)
     return _diagnosis(
         case,
         CARRIED,
