@@ -37,7 +37,7 @@ from gradsan.detect.meaning.terms.lost_terms import LostTerms
 from gradsan.detect.meaning.terms.number_terms import NumberTerms
 from gradsan.detect.meaning.unowned import Unowned
 from gradsan.detect.meaning.unrecorded_reads import UnrecordedReads
-from gradsan.detect.memory import Findings, Notes, Uncounted
+from gradsan.detect.memory import Uncounted
 from gradsan.detect.nonfinite.notice import Notice
 from gradsan.detect.one_tensor.kept_references import KeptReferences
 from gradsan.detect.one_tensor.kept_states import KeptStates
@@ -52,9 +52,9 @@ from gradsan.originals import kept_conflicts
 from gradsan.originals.deep import Deep
 from gradsan.originals.emptied import Emptied
 from gradsan.record import compilers, user_hooks
-from gradsan.record.detector import Detector, overriding
+from gradsan.record.detector import Detector, KnownConflicts, Run, overriding
 from gradsan.record.patches import Patches
-from gradsan.record.recorder import FINDINGS_KEPT, Recorder
+from gradsan.record.recorder import Recorder
 from gradsan.record.steps import Settling, as_backward, read_backward
 
 if TYPE_CHECKING:
@@ -64,98 +64,83 @@ if TYPE_CHECKING:
     from gradsan.originals.overwriting import Overwriting
 
 
+DETECTORS: tuple[type[Detector], ...] = (
+    Uncounted,
+    Exports,
+    Emptied,
+    Functions,
+    Checkpoints,
+    Sharded,
+    BufferSync,
+    Prescan,
+    GradientWrites,
+    Life,
+    ChangedValues,
+    KeptGradients,
+    Wrapped,
+    LostUpdates,
+    LostHooks,
+    ChangedLosses,
+    ReusedInputs,
+    SecondNames,
+    OwnOperands,
+    KeptReferences,
+    KeptStates,
+    StaleValues,
+    StoppedGradients,
+    ChangedAgain,
+    ConstantTerms,
+    Making,
+    ConstantPenalties,
+    CutTerms,
+    NumberTerms,
+    UnrecordedReads,
+    SpentGradients,
+    IdleSchedules,
+    Unowned,
+    LostTerms,
+    UnusedGraphs,
+    HookWrites,
+    Notice,
+)
+"""In the order in which their patches are put in, and in which they are called before a backward."""
+
+
 class Watching:
     """The detectors of one recorder."""
 
     def __init__(self, recorder: Recorder) -> None:
         """Make the detectors; torch is not touched yet."""
         self._recorder = recorder
-        core, steps, guard = recorder.core, recorder.steps, recorder.guard
+        core, guard = recorder.core, recorder.guard
         self._listeners = recorder.listeners
         self._listeners.around = walk.SHARED
-        self.life = Life(core, recorder.backwards, self._keep_failure)
-        self.unused_graphs = UnusedGraphs(core, self._keep_failure, self._await_use)
-        self.emptied = Emptied(core, steps, self._scan_emptied, recorder.keep)
-        self.uncounted = Uncounted(core, self._scan_before_backward)
-        self.exports = Exports(core, guard.note, self._listen_to_nodes)
-        notes = Notes(core, steps, self.uncounted, self.exports)
-        self._findings = Findings(recorder.conflicts, FINDINGS_KEPT)
-        self.sharded = Sharded(core, steps, notes, self._findings)
-        # Sharded groups free and refill their storages; GS217 reports changes, and copies would undo the memory saving.
-        self.deep = Deep(
-            core, self._describe, recorder.keep, self._is_healed, self.emptied, guard.note, left_alone=self.sharded
+        self.run = run = Run(recorder)
+        self._settling = run.settling = Settling(
+            core,
+            lambda optimizer, frame: guard.run(partial(run.get(Life).first_step, optimizer, frame)),
+            lambda optimizer, frame: guard.run(partial(run.get(Life).later_step, optimizer, frame)),
+            lambda optimizer: guard.run(partial(run.get(Uncounted).stepped, optimizer)),
+        )
+        self._settling.on_first = lambda optimizer: guard.run(partial(run.get(StoppedGradients).first_step, optimizer))
+        # What sharded groups hold comes and goes; GS217 reports what changed, and copies would undo what it is for.
+        self.deep = run.put(
+            Deep(
+                core,
+                self._describe,
+                recorder.keep,
+                self._is_healed,
+                run.get(Emptied),
+                guard.note,
+                left_alone=run.get(Sharded),
+            )
         )
         self.overwriting: Overwriting | None = None
-        self._copying: set[str] = set()
-        found_in = (recorder.conflicts, FINDINGS_KEPT)
-        self.prescan = Prescan(core, self._listeners, steps, self.uncounted, self.exports, *found_in)
-        self.hooked = HookedValues(core, steps, self.uncounted, self.exports, self.deep, recorder.keep)
-        self.functions = Functions(core, steps, notes, self._findings, self._keep_failure, self._scan_functions)
-        self.checkpoints = Checkpoints(core, steps, notes, self._findings, guard.note)
-        self.changed_values = ChangedValues(core, self._listeners, steps, self._findings, self.uncounted, self.deep)
-        self.wrapped = Wrapped(core, steps, self._findings)
-        self.buffer_sync = BufferSync(core, self.uncounted, guard.note)
-        self.gradient_writes = GradientWrites(core, recorder.failures, FINDINGS_KEPT)
-        self.hook_writes = HookWrites(core, self.uncounted, self.exports, self.prescan, guard.run_hushed)
-        self.kept_gradients = KeptGradients(core, steps, recorder.backwards, self.uncounted, self._keep_failure)
-        self.lost_updates = LostUpdates(core, steps, self.uncounted, self._keep_failure, self._listen_for_updates)
-        self.lost_hooks = LostHooks(core, self._keep_failure, self._listen_for_hooks)
-        self.constant_terms = ConstantTerms(core, self._keep_failure, self._listeners)
-        found, making = self._keep_failure, Making(core)
-        self.lost_terms = LostTerms(core, steps, lambda: self._settling.optimizers, found, self._listen_for_lost_terms)
-        self._settling = Settling(
-            core,
-            lambda optimizer, frame: guard.run(partial(self.life.first_step, optimizer, frame)),
-            lambda optimizer, frame: guard.run(partial(self.life.later_step, optimizer, frame)),
-            lambda optimizer: guard.run(partial(self.uncounted.stepped, optimizer)),
-        )
-        stopped = StoppedGradients(core, found)
-        self._settling.on_first = lambda optimizer: guard.run(partial(stopped.first_step, optimizer))
-        self.notice = Notice(core, self._listeners, steps, self._settling, recorder.nonfinite.append)
-        self._errors = WatchedErrors(recorder, self.checkpoints, self._keep_failure)
-        operands = OwnOperands(core, self._listeners, self.uncounted, steps, making, found, lambda: recorder.failures)
-        self.detectors: tuple[Detector, ...] = (
-            self.uncounted,
-            self.exports,
-            self.emptied,
-            self.functions,
-            self.checkpoints,
-            self.sharded,
-            self.buffer_sync,
-            self.prescan,
-            self.gradient_writes,
-            self.life,
-            self.changed_values,
-            self.kept_gradients,
-            self.wrapped,
-            self.lost_updates,
-            self.lost_hooks,
-            ChangedLosses(core, self.uncounted, self.changed_values.meant, found),
-            ReusedInputs(core, found),
-            SecondNames(core, self._listeners, self.changed_values, found),
-            operands,
-            KeptReferences(core, self._listeners, found),
-            KeptStates(core, found, operands.state_taken),
-            StaleValues(core, steps, recorder.backwards, found),
-            stopped,
-            ChangedAgain(core, found),
-            self.constant_terms,
-            making,
-            ConstantPenalties(core, self._listeners, lambda: self._settling.optimizers, found),
-            CutTerms(core, self._listeners, found),
-            NumberTerms(core, self._listeners, found),
-            UnrecordedReads(
-                core, self._listeners, self.uncounted, self.exports, self.changed_values, found, self._copy_written
-            ),
-            SpentGradients(core, self._listeners, steps, making, found),
-            IdleSchedules(steps, making, found),
-            Unowned(core, self.uncounted, making, lambda: self._settling.optimizers, found, lambda: recorder.failures),
-            self.lost_terms,
-            self.unused_graphs,
-            self.hook_writes,
-            self.notice,
-        )
-        """In the order in which their patches are put in, and in which their hooks run before a backward."""
+        self.detectors = tuple(run.get(kind) for kind in DETECTORS)
+        self.uncounted, self.exports, self.emptied = run.get(Uncounted), run.get(Exports), run.get(Emptied)
+        self.changed_values, self.hook_writes = run.get(ChangedValues), run.get(HookWrites)
+        self.notice, self._checkpoints = run.get(Notice), run.get(Checkpoints)
+        self._errors = WatchedErrors(recorder, self._checkpoints, run.report)
         self._before_rounds = tuple(
             one for one in overriding(self.detectors, "before_round") if one is not self.hook_writes
         )
@@ -172,7 +157,7 @@ class Watching:
     def _compiled_inputs(self) -> CompiledInputs:
         from gradsan.detect.compiled_inputs import CompiledInputs
 
-        return CompiledInputs(self._recorder.core, self._recorder.steps, self.uncounted, self._findings)
+        return CompiledInputs(self.run)
 
     @cached_property
     def _search(self) -> NonFiniteSearch:
@@ -188,7 +173,7 @@ class Watching:
         if is_first:
             self.problems = self_check.before_watching()
         recorder.core.active = True
-        self._findings.forget()
+        self.run.get(KnownConflicts).forget()
         self._changed_arrays = None
         for one in overriding(self.detectors, "forget"):
             one.forget()
@@ -243,7 +228,8 @@ class Watching:
 
     def _watch_user_hooks(self) -> None:
         recorder = self._recorder
-        user_hooks.watch_user_hooks(recorder.core, recorder.patches, self.hooked, recorder.guard.run_hushed)
+        hooked = self.run.get(HookedValues)
+        user_hooks.watch_user_hooks(recorder.core, recorder.patches, hooked, recorder.guard.run_hushed)
 
     def _watch_values(self) -> None:
         # The search reports the same, and more.
@@ -263,16 +249,8 @@ class Watching:
     def _look_always(self, wanted: bool) -> None:
         for listener in (self.deep.before_backward, self.changed_values.before_backward):
             self._listeners.call_before_backward(listener, wanted)
-        self.changed_values.looks_always = self.checkpoints.compares_values = wanted
-        self._copy_written("deep", wanted)
-
-    def _copy_written(self, who: str, wanted: bool) -> None:
-        """Have what is about to be written unrecorded copied for as long as ``who`` wants it."""
-        (self._copying.add if wanted else self._copying.discard)(who)
-        self._recorder.core.before_write = self._before_write if self._copying else None
-
-    def _before_write(self, target: Any) -> None:
-        self._recorder.guard.run_hushed(partial(self.uncounted.snapshots.before_write, target))
+        self.changed_values.looks_always = self._checkpoints.compares_values = wanted
+        self.uncounted.copy_written("deep", wanted)
 
     def _describe(
         self,
@@ -310,43 +288,9 @@ class Watching:
         self._recorder.guard.run(lambda: answer.append(heals(describe())))
         return answer == [True]
 
-    def _scan_before_backward(self) -> None:
-        """Scan graphs before each backward from now on: something can be written past the version counter."""
-        self._listeners.call_before_backward(self.prescan.before_backward)
-        # Before the listeners that read what has been found by then.
-        self._listeners.call_after_backward(self.prescan.after_backward)
-
-    def _scan_emptied(self) -> None:
-        """Scan graphs before each backward from now on: the memory of a storage has been taken away."""
-        self._listeners.call_before_backward(self.emptied.before_backward)
-
     def _scan_compiled(self) -> None:
         """Scan graphs before each backward from now on: something was compiled."""
         self._listeners.call_before_backward(self._compiled_inputs.before_backward)
-
-    def _scan_functions(self) -> None:
-        """Check custom Functions before each backward from now on: one has kept or written something."""
-        self._listeners.call_before_backward(self.functions.before_backward)
-
-    def _listen_to_nodes(self, wanted: bool) -> None:
-        """Start or stop copying values that are saved in exported memory."""
-        if wanted:
-            self._scan_before_backward()
-        self._listeners.call_after_nodes(self.exports.after_nodes, wanted)
-
-    def _listen_for_updates(self, wanted: bool) -> None:
-        self._listeners.call_before_backward(self.lost_updates.before_backward, wanted)
-
-    def _listen_for_hooks(self, wanted: bool) -> None:
-        self._listeners.call_before_backward(self.lost_hooks.before_backward, wanted)
-
-    def _listen_for_lost_terms(self, wanted: bool) -> None:
-        self._listeners.call_before_backward(self.lost_terms.before_backward, wanted)
-        self._listeners.call_after_backward(self.lost_terms.after_backward, wanted)
-
-    def _await_use(self) -> None:
-        """Check the next backward: containers keep graphs that no backward has used so far."""
-        self._listeners.call_before_backward(self.unused_graphs.before_backward)
 
     def _on_round(self, entry: Any, rounds: int) -> None:
         if self._listeners.is_traced(entry):
@@ -364,7 +308,7 @@ class Watching:
         if self._changed_arrays is None:
             from gradsan.detect.meaning.changed_arrays import ChangedArrays
 
-            self._changed_arrays = ChangedArrays(self._recorder.core, self._keep_failure)
+            self._changed_arrays = ChangedArrays(self.run)
         self._changed_arrays.lent(array, tensor, stack)
 
     def _on_hand_out(self, storage: int) -> None:
@@ -373,26 +317,22 @@ class Watching:
 
     def _on_differentiable(self, entry: Any, inputs: Any, result: Any) -> None:
         self._recorder.guard.run(partial(self._recorder.steps.made_by_engine.note, entry, result))
-        self._recorder.guard.run(partial(self.lost_updates.differentiable, as_backward(entry), inputs, result))
+        self._recorder.guard.run(partial(self.run.get(LostUpdates).differentiable, as_backward(entry), inputs, result))
 
     def _on_gradients(self, entry: Any, inputs: Any, result: Any) -> None:
-        self._recorder.guard.run(partial(self.constant_terms.gradients, as_backward(entry), inputs, result))
+        self._recorder.guard.run(partial(self.run.get(ConstantTerms).gradients, as_backward(entry), inputs, result))
 
     def _on_quiet(self, end: int) -> None:
-        self._recorder.guard.run(partial(self.unused_graphs.look, end))
+        self._recorder.guard.run(partial(self.run.get(UnusedGraphs).look, end))
 
     def _on_write(self, tensor: Any, op: str, stack: Any) -> None:
         guard = self._recorder.guard
         if self._recorder.core.running:
-            guard.run_hushed(lambda: self.gradient_writes.on_write(tensor, op, stack))
+            guard.run_hushed(lambda: self.run.get(GradientWrites).on_write(tensor, op, stack))
             if not self._is_deep:
                 guard.run_hushed(lambda: self.hook_writes.on_write(tensor, op, stack))
         if self.overwriting is not None:
             self.overwriting.written(tensor)
-
-    def _keep_failure(self, failure: Failure) -> None:
-        if len(self._recorder.failures) < FINDINGS_KEPT:
-            self._recorder.failures.append(failure)
 
     def backward_failed(self, entry: Any, error: BaseException) -> Conflict | Failure | None:
         """Find the cause of an exception that ended a backward while its graph and variables exist; None if unknown."""

@@ -14,6 +14,7 @@ from torch import nn
 
 import gradsan
 from cases import each
+from gradsan.detect.prescan import Prescan
 from gradsan.record.recorder import recorder
 
 Write = Callable[[torch.Tensor], Any]
@@ -196,7 +197,7 @@ def test_gradients_scaled_by_data_cost_no_look() -> None:
         p.register_hook(lambda g: quietly(lambda: g.data.clamp_(-1, 1))())
     with gradsan.watch() as watched:
         looked = []
-        prescan = recorder().watching.prescan
+        prescan = recorder().watching.run.get(Prescan)
         original = prescan.look_again
         prescan.look_again = lambda *given: looked.append(given)  # type: ignore[method-assign]
         try:

@@ -18,6 +18,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import gradsan
 from cases import each
+from gradsan.detect.lost_updates import LostUpdates
 from gradsan.record.recorder import recorder
 
 every_mode = pytest.mark.parametrize("mode", ["watch", "deep"])
@@ -403,6 +404,6 @@ def test_nothing_listens_once_all_is_settled() -> None:
         restored(net, by_data, True)
         for _ in range(2):
             loss_of(net).backward()
-        listener = recorder().watching.lost_updates.before_backward
+        listener = recorder().watching.run.get(LostUpdates).before_backward
         assert listener not in before
         assert listener not in recorder().listeners.before_backward

@@ -1,7 +1,7 @@
 """Containers that keep a graph of every round: named where no backward uses them, and only there."""
 
-import functools
 from collections import deque
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -154,7 +154,7 @@ def test_looks_become_rarer():
         running, backwards, quiet_from, quiet_nodes = (), 0, 0, 1024
 
     core = Core()
-    unused = UnusedGraphs(core, functools.partial(pytest.fail), lambda: None)
+    unused = UnusedGraphs(SimpleNamespace(core=core, report=pytest.fail, listeners=None))
     looks = []
     for end in range(0, 100_000, 7):
         if end >= core.quiet_nodes:

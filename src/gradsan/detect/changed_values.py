@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 from gradsan import _torch, source
 from gradsan.detect.functions import is_application
 from gradsan.detect.meaning.callers_values import WritesToCallers
-from gradsan.detect.memory import Findings, Uncounted, is_written_at
+from gradsan.detect.memory import Uncounted
 from gradsan.graph import conflicts, naming, walk
 from gradsan.graph.arriving import Arrival, part
 from gradsan.model import Conflict, Deviation, Save, Site, Write
@@ -32,9 +32,8 @@ from gradsan.originals.originals import Kept
 from gradsan.overlap import overlap
 from gradsan.record import ledger
 from gradsan.record.backwards import run_in_threads
-from gradsan.record.detector import Detector
+from gradsan.record.detector import Detector, KnownConflicts, Run, is_written_at
 from gradsan.record.ledger import RawCall, RawWrite, call_that_made
-from gradsan.record.listeners import Listeners
 from gradsan.record.log import Log
 from gradsan.record.stacks import begin_elsewhere, is_around, symbolise, within_torch
 from gradsan.record.steps import RawBackward, read_backward
@@ -71,15 +70,14 @@ class _Pending(NamedTuple):
 class ChangedValues(Detector):
     """Scans the graph of a backward for such reads; conflicts go to ``findings``."""
 
-    def __init__(
-        self, core: Log, listeners: Listeners, steps: Any, findings: Findings, uncounted: Uncounted, deep: Deep
-    ) -> None:
-        """Take the logs; ``uncounted`` has copies of earlier bytes, ``deep`` measures the effect of recorded writes."""
+    def __init__(self, run: Run) -> None:
+        """Start with nothing seen."""
+        uncounted, deep = run.get(Uncounted), run.get(Deep)
         self.meant, self._keeps = Meant(deep), deep.live.may_lie_in
-        self._listeners, self._pending = listeners, list[_Pending]()
+        self._listeners, self._pending = run.listeners, list[_Pending]()
         self._snapshots, self._bypasses = uncounted.snapshots, uncounted.bypasses
-        self._core, self._steps, self._findings = core, steps, findings
-        self._recent, self.looks_always = RecentWrites(core), False
+        self._core, self._steps, self._findings = run.core, run.steps, run.get(KnownConflicts)
+        self._recent, self.looks_always = RecentWrites(run.core), False
         self._to_callers = WritesToCallers()
 
     def forget(self) -> None:

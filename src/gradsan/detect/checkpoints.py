@@ -19,12 +19,11 @@ import torch
 
 from gradsan import _torch
 from gradsan.detect import recomputation
-from gradsan.detect.memory import Findings, Notes
+from gradsan.detect.memory import Notes
 from gradsan.detect.recomputation import Call, Change, Fingerprint, Tally, compare_values, fingerprint
 from gradsan.graph.reached import TooMuchError, parameter_names
 from gradsan.model import Conflict, Message
-from gradsan.record.detector import Detector
-from gradsan.record.log import Core
+from gradsan.record.detector import Detector, KnownConflicts, Run
 from gradsan.record.patches import Patches
 from gradsan.record.stacks import is_own_file, symbolise
 
@@ -47,12 +46,16 @@ class Checkpoints(Detector):
     part = "functions"
     is_hushed = False
 
-    def __init__(
-        self, core: Core, steps: Any, notes: Notes, findings: Findings, note: Callable[[Message], None]
-    ) -> None:
-        """Take ``note``, called with functions that read too many values."""
+    def __init__(self, run: Run) -> None:
+        """Start without checkpointed calls."""
+        self._core, self._steps, self._notes, self._findings = (
+            run.core,
+            run.steps,
+            run.get(Notes),
+            run.get(KnownConflicts),
+        )
+        self._note = run.guard.note
         self.compares_values = False
-        self._core, self._steps, self._notes, self._findings, self._note = core, steps, notes, findings, note
         self._calls: weakref.WeakKeyDictionary[Any, Call] = weakref.WeakKeyDictionary()
         self._changes: weakref.WeakKeyDictionary[Any, list[Change]] = weakref.WeakKeyDictionary()
         self._altered: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -12,14 +12,13 @@ import sys
 from typing import Any, NamedTuple
 
 from gradsan import _torch
-from gradsan.detect.memory import Findings, Uncounted
+from gradsan.detect.memory import Uncounted
 from gradsan.graph import compiled, conflicts, naming, walk
 from gradsan.model import Conflict, Save, Write
 from gradsan.overlap import overlap
 from gradsan.record import ledger
-from gradsan.record.detector import Detector
+from gradsan.record.detector import Detector, KnownConflicts, Run
 from gradsan.record.ledger import call_that_made
-from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord, RawBackward, read_backward
 
@@ -40,9 +39,10 @@ class _Kept(NamedTuple):
 class CompiledInputs(Detector):
     """Scans the graph of a backward for such arguments; conflicts go to ``findings``."""
 
-    def __init__(self, core: Log, steps: Any, uncounted: Uncounted, findings: Findings) -> None:
-        """Take the logs ``core`` and ``steps``; storages in ``uncounted`` are left to other detectors."""
-        self._core, self._steps, self._uncounted, self._findings = core, steps, uncounted, findings
+    def __init__(self, run: Run) -> None:
+        """Start without compiled calls."""
+        self._core, self._steps = run.core, run.steps
+        self._uncounted, self._findings = run.get(Uncounted), run.get(KnownConflicts)
         self._calls = 0
 
     def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -22,12 +22,11 @@ import torch
 
 from gradsan import _torch
 from gradsan._imports import call_after_import
-from gradsan.detect.memory import Findings, Noted, Notes, Overwritten, Uncounted
+from gradsan.detect.memory import Noted, Notes, Overwritten, Uncounted
 from gradsan.graph import conflicts, naming, walk
 from gradsan.model import Conflict, Message, Name, Save, Site
-from gradsan.record.detector import Detector
+from gradsan.record.detector import Detector, KnownConflicts, Run
 from gradsan.record.ledger import call_that_made
-from gradsan.record.log import Core
 from gradsan.record.patches import Patches
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord
@@ -67,12 +66,13 @@ class Sharded(Detector):
 
     part = "parallel"
 
-    def __init__(self, core: Core, steps: Any, notes: Notes, findings: Findings) -> None:
-        """Start without groups."""
-        self._core, self._steps, self._notes, self._findings = core, steps, notes, findings
+    def __init__(self, run: Run) -> None:
+        """Start with no sharded parameter."""
+        notes = run.get(Notes)
+        self._core, self._steps, self._notes, self._findings = run.core, run.steps, notes, run.get(KnownConflicts)
+        notes.lasting = self.shard_of
         self.storages: dict[int, tuple[Any, Any]] = {}
         """The storages of whole parameters by ``_cdata``, with their parameter; they may have died since."""
-        notes.lasting = self.shard_of
         self._gathered: weakref.WeakKeyDictionary[Any, deque[Gathering]] = weakref.WeakKeyDictionary()
 
     def holds(self, storage: int) -> bool:
@@ -233,9 +233,9 @@ class BufferSync(Detector):
 
     part = "parallel"
 
-    def __init__(self, core: Core, uncounted: Uncounted, note: Callable[[Message], None]) -> None:
-        """Log writes by ``uncounted``; ``note`` is called with buffers that are too large to be compared."""
-        self._core, self._uncounted, self._note = core, uncounted, note
+    def __init__(self, run: Run) -> None:
+        """Writes go to the log of writes past the counter; buffers too large to compare are a blind spot."""
+        self._core, self._uncounted, self._note = run.core, run.get(Uncounted), run.guard.note
 
     def install(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:
         """Watch until ``patches`` is undone."""

@@ -21,7 +21,7 @@ import torch.utils.dlpack
 from gradsan import _torch
 from gradsan.model import Message
 from gradsan.record._writer_pure import caller
-from gradsan.record.detector import Detector, Sweep
+from gradsan.record.detector import Detector, Run, Sweep
 from gradsan.record.log import Core
 from gradsan.record.patches import Patches, standing
 
@@ -44,13 +44,13 @@ class Exports(Detector):
 
     part = "bypasses"
 
-    def __init__(self, core: Core, note: Callable[[Message], None], listen: Callable[[bool], None]) -> None:
-        """Start empty; ``note`` is called with sizes too large to copy, ``listen`` with whether new Nodes matter.
-
-        ``on_hand_out`` is called with a storage that is exported while a backward runs.
-        """
-        self._core, self._note, self._listen = core, note, listen
+    def __init__(self, run: Run) -> None:
+        """Start with no exported memory."""
+        self._core, self._note, self._listeners = run.core, run.guard.note, run.listeners
+        self.on_export: Callable[[], None] = lambda: None
+        """Called when memory is handed out while none was before."""
         self.on_hand_out: Callable[[int], None] | None = None
+        """Called with a storage that is handed out while a backward runs."""
         self.on_lent: Callable[[Any, Any, Any], None] = lambda array, tensor, stack: None
         """Called with foreign memory that torch was given, the tensor made of it, and the stack."""
         self._exports: dict[int, Export] = {}
@@ -81,7 +81,8 @@ class Exports(Detector):
         core = self._core
         weak = _torch.weak_storage(storage)
         self._exports[key] = Export(op, core.tick(), stack, weak, snapshot)
-        self._listen(True)
+        self.on_export()
+        self._listeners.call_after_nodes(self.after_nodes)
         if core.running and self.on_hand_out is not None:
             self.on_hand_out(key)
 
@@ -214,7 +215,7 @@ class Exports(Detector):
         for place in [place for place, (storage, _) in self._saved.items() if storage not in self._exports]:
             self._bytes -= self._saved.pop(place)[1].numel()
         if not self._exports:
-            self._listen(False)
+            self._listeners.call_after_nodes(self.after_nodes, False)
 
 
 def _shares(source: Any) -> bool:

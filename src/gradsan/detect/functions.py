@@ -26,13 +26,12 @@ import torch
 from gradsan import _torch, source
 from gradsan.detect import function_conflicts
 from gradsan.detect.function_conflicts import Kept, Unmarked
-from gradsan.detect.memory import Findings, Noted, Notes
+from gradsan.detect.memory import Noted, Notes
 from gradsan.graph import walk
 from gradsan.graph.bytecode import functions_of, getattr_static
 from gradsan.model import Clue, Failure, Site
-from gradsan.record.detector import Detector
+from gradsan.record.detector import Detector, KnownConflicts, Run
 from gradsan.record.ledger import RawWrite
-from gradsan.record.log import Core
 from gradsan.record.patches import Patches
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord, RawBackward, read_backward
@@ -69,20 +68,17 @@ class Functions(Detector):
     part = "functions"
     is_hushed = False
 
-    def __init__(
-        self,
-        core: Core,
-        steps: Any,
-        notes: Notes,
-        findings: Findings,
-        found: Callable[[Failure], None],
-        listen: Callable[[], None],
-    ) -> None:
-        """Start without applied Functions; ``listen`` is called when something must be checked before a backward."""
-        self._found, self._listen = found, listen
+    def __init__(self, run: Run) -> None:
+        """Start with no custom Function applied."""
+        self._found, self._listeners = run.report, run.listeners
+        self._core, self._steps, self._notes, self._findings = (
+            run.core,
+            run.steps,
+            run.get(Notes),
+            run.get(KnownConflicts),
+        )
         self._early: weakref.WeakKeyDictionary[Any, tuple[Clue, ...]] = weakref.WeakKeyDictionary()
         self._early_seen: set[Any] = set()
-        self._core, self._steps, self._notes, self._findings = core, steps, notes, findings
         self._kept: weakref.WeakKeyDictionary[Any, Kept] = weakref.WeakKeyDictionary()
         self._unmarked: deque[Unmarked] = deque(maxlen=_UNMARKED_KEPT)
         self._places: KeptForAllCalls | None = None
@@ -194,7 +190,7 @@ class Functions(Detector):
             self._places = KeptForAllCalls(self._found)
         self._places.applied(kind, node, tensors, functools.partial(self._core.stack, 1))
         if self._has_places():
-            self._listen()
+            self._listeners.call_before_backward(self.before_backward)
         # Most Functions keep nothing there.
         if not (attributes := getattr(node, "__dict__", None)):
             return
@@ -204,7 +200,7 @@ class Functions(Detector):
             if (noted := self._notes.note(tensor)) is not None
         ]
         if kept:
-            self._listen()
+            self._listeners.call_before_backward(self.before_backward)
             number, core = _torch.node_sequence(node) or 0, self._core
             stack, code = core.stack(1), _forward_code(kind)
             self._kept[node] = Kept(kind.__name__, code, stack, core.tick(), tuple(kept), number)
@@ -229,7 +225,7 @@ class Functions(Detector):
                 Clue("saved", Site((*written.frames[: written.frames.index(frame)], at)), name=early.name),
                 Clue("written", written, name=early.name, op=raw.op),
             )
-            self._listen()
+            self._listeners.call_before_backward(self.before_backward)
             return
 
     def _look_for_unmarked(self, kind: Any, position: int, tensor: Any, before: Before) -> None:
@@ -243,7 +239,7 @@ class Functions(Detector):
             return
         base = tensor._base
         whole = None if base is None or base.grad_fn is None else _edge(base)
-        self._listen()
+        self._listeners.call_before_backward(self.before_backward)
         self._unmarked.append(
             Unmarked(
                 name=kind.__name__,

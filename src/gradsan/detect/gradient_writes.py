@@ -31,9 +31,9 @@ from torch import nn
 from gradsan import _torch
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
-from gradsan.record.detector import Detector
+from gradsan.record.detector import Detector, Run
 from gradsan.record.ledger import call_that_made
-from gradsan.record.log import Core
+from gradsan.record.recorder import FINDINGS_KEPT
 from gradsan.record.stacks import is_own_file, is_user_file, symbolise
 from gradsan.record.steps import as_backward, read_backward, running_here
 
@@ -52,9 +52,9 @@ class Given(NamedTuple):
 class GradientWrites(Detector):
     """Checks writes while a backward runs; findings go to ``found`` until it holds ``most``."""
 
-    def __init__(self, core: Core, found: list[Failure], most: int) -> None:
-        """Read the running backward calls from ``core``."""
-        self._core, self._found, self._most = core, found, most
+    def __init__(self, run: Run) -> None:
+        """Start with no gradient seen."""
+        self._core, self._found, self._most = run.core, run.failures, FINDINGS_KEPT
         self._known: dict[Any, int] = {}
 
     def forget(self) -> None:

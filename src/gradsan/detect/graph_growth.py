@@ -27,9 +27,8 @@ from gradsan.graph import naming, walk
 from gradsan.graph.variables import Found
 from gradsan.model import Clue, Failure, Site
 from gradsan.record._core_pure import QUIET_NODES
-from gradsan.record.detector import Detector
+from gradsan.record.detector import Detector, Run
 from gradsan.record.ledger import call_that_made
-from gradsan.record.log import Core
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward
 
@@ -160,9 +159,9 @@ class Suspicion(NamedTuple):
 class UnusedGraphs(Detector):
     """Searches for such containers when the core reports; ``found`` is called with those that no backward has used."""
 
-    def __init__(self, core: Core, found: Callable[[Failure], None], ask: Callable[[], None]) -> None:
-        """Start without suspicion; ``ask`` is called when the next backward must be checked."""
-        self._core, self._found, self._ask = core, found, ask
+    def __init__(self, run: Run) -> None:
+        """Start without suspicion."""
+        self._core, self._found, self._listeners = run.core, run.report, run.listeners
         self._looked: tuple[int, int] = (-1, -1)
         self._end = 0
         self._members: dict[str, int] = {}
@@ -258,7 +257,7 @@ class UnusedGraphs(Detector):
         clue = Clue("grown", site, name=path, values=values)
         failure = Failure("graph_grows", "", "", site, (clue,), raised=False)
         self._suspicions[path] = Suspicion(failure, frozenset(map(_number, members)), makers[-1], thread)
-        self._ask()
+        self._listeners.call_before_backward(self.before_backward)
 
     def _suspect_sum(self, path: str, found: Found, grown: GrowingSum, thread: int) -> None:
         newest = _number(found)
@@ -282,7 +281,7 @@ class UnusedGraphs(Detector):
         clue = Clue("grown", _within(symbolise(maker), found), name=path, values=values)
         failure = Failure("graph_grows", "", "", _within(symbolise(made), found), (clue,), raised=False)
         self._suspicions[path] = Suspicion(failure, frozenset([newest]), maker, thread)
-        self._ask()
+        self._listeners.call_before_backward(self.before_backward)
 
     def _maker_of(self, node: Any, thread: int) -> Any:
         number = _torch.node_sequence(node)

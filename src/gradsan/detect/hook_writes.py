@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from gradsan import _torch
@@ -19,9 +19,8 @@ from gradsan.detect.gradient_writes import Given, frames_inside, given_to_hook
 from gradsan.detect.memory import Uncounted
 from gradsan.detect.prescan import Prescan
 from gradsan.graph import walk
-from gradsan.record.detector import Detector
+from gradsan.record.detector import Detector, Run
 from gradsan.record.guarding import before_node
-from gradsan.record.log import Core
 from gradsan.record.steps import RawBackward, read_backward, running_here
 
 _NESTED = 8
@@ -33,17 +32,10 @@ _BEFORE_THE_NODE = (gradient_writes.TENSOR, f"{gradient_writes.NODE}_1")
 class HookWrites(Detector):
     """Checks writes while a backward runs; ``prescan`` finds their effects."""
 
-    def __init__(
-        self,
-        core: Core,
-        uncounted: Uncounted,
-        exports: Exports,
-        prescan: Prescan,
-        guard: Callable[[Callable[[], object]], None],
-    ) -> None:
-        """Read the running backward calls from ``core``; run gradsan's own work by ``guard``."""
-        self._core, self._uncounted, self._exports = core, uncounted, exports
-        self._prescan, self._guard = prescan, guard
+    def __init__(self, run: Run) -> None:
+        """Start with no gradient looked at."""
+        self._core, self._uncounted, self._exports = run.core, run.get(Uncounted), run.get(Exports)
+        self._prescan, self._guard = run.get(Prescan), run.guard.run_hushed
         self._looks: deque[tuple[int, list[int]]] = deque(maxlen=_NESTED)
 
     def before_round(self, entry: RawBackward, rounds: int) -> None:

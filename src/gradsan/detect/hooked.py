@@ -11,7 +11,6 @@ from __future__ import annotations
 import collections
 import math
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -29,8 +28,8 @@ from gradsan.originals.originals import have_same_bytes
 from gradsan.originals.side_backward import NotOnTheSideError
 from gradsan.overlap import overlap
 from gradsan.record import ledger
+from gradsan.record.detector import Run
 from gradsan.record.ledger import RawWrite
-from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
 from gradsan.record.user_hooks import HookedSave
 
@@ -72,18 +71,15 @@ class _Written(NamedTuple):
 class HookedValues:
     """Checks the values that hooks pack and unpack."""
 
-    def __init__(
-        self,
-        core: Log,
-        steps: Any,
-        uncounted: Uncounted,
-        exports: Exports,
-        deep: Deep,
-        keep: Callable[[Callable[[], Conflict]], None],
-    ) -> None:
-        """Take the logs; ``keep`` takes a function that makes a conflict."""
-        self._core, self._steps, self._uncounted, self._exports = core, steps, uncounted, exports
-        self._deep, self._keep = deep, keep
+    def __init__(self, run: Run) -> None:
+        """Start with no value packed by the program's hooks."""
+        self._core, self._steps, self._uncounted, self._exports = (
+            run.core,
+            run.steps,
+            run.get(Uncounted),
+            run.get(Exports),
+        )
+        self._deep, self._keep = run.get(Deep), run.keep
         self._packed: collections.deque[_Packed] = collections.deque(maxlen=_PACKED_KEPT)
         self._copies_judged = 0
 

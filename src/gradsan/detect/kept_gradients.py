@@ -26,12 +26,11 @@ from gradsan import _torch, source
 from gradsan.detect.memory import Uncounted
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
-from gradsan.record.backwards import Backwards
-from gradsan.record.detector import Detector
+from gradsan.record.detector import Detector, Run
 from gradsan.record.ledger import RawWrite
 from gradsan.record.log import Log
 from gradsan.record.stacks import is_user_file, symbolise
-from gradsan.record.steps import RawBackward, Steps, read_backward
+from gradsan.record.steps import RawBackward, read_backward
 
 _ROUNDS = (2, 4, 8, 16, 32)
 _UPDATES = 2
@@ -69,12 +68,15 @@ class Update(NamedTuple):
 class KeptGradients(Detector):
     """Checks the gradients of live leaves in some rounds of a line; findings go to ``found``."""
 
-    def __init__(
-        self, core: Log, steps: Steps, backwards: Backwards, uncounted: Uncounted, found: Callable[[Failure], None]
-    ) -> None:
-        """Take the logs."""
-        self._core, self._steps, self._backwards, self._uncounted = core, steps, backwards, uncounted
-        self._found = found
+    def __init__(self, run: Run) -> None:
+        """Start with no gradient kept."""
+        self._core, self._steps, self._backwards, self._uncounted = (
+            run.core,
+            run.steps,
+            run.backwards,
+            run.get(Uncounted),
+        )
+        self._found = run.report
         self._standing: dict[int, list[Standing]] = {}
         self._described: dict[int, Any] = {}
 

@@ -22,7 +22,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from torch.nn.parameter import is_lazy
@@ -34,8 +34,7 @@ from gradsan.graph import naming, walk
 from gradsan.graph.live import live_clues
 from gradsan.graph.variables import Found
 from gradsan.model import Clue, Failure, Site
-from gradsan.record.backwards import Backwards
-from gradsan.record.detector import Detector
+from gradsan.record.detector import Detector, Run
 from gradsan.record.ledger import call_that_made
 from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
@@ -52,11 +51,9 @@ _STEPS_DOWN = 2_000
 class Life(Detector):
     """Checks optimizers at their first step, and live graphs after some rounds; calls ``found`` with findings."""
 
-    def __init__(self, core: Log, backwards: Backwards, found: Callable[[Failure], None]) -> None:
+    def __init__(self, run: Run) -> None:
         """Start without having seen any step."""
-        self._core = core
-        self._backwards = backwards
-        self._found = found
+        self._core, self._backwards, self._found = run.core, run.backwards, run.report
         self._sizes: dict[tuple[int, str], tuple[int, int]] = {}
         self._awaited: list[list[tuple[Graph, Failure]]] = []
         self._looks = Counter[Any]()

@@ -27,12 +27,11 @@ from gradsan.detect.kept_gradients import by_gradient
 from gradsan.detect.memory import Uncounted
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
-from gradsan.record.detector import Detector
+from gradsan.record.detector import Detector, Run
 from gradsan.record.guarding import before_node
 from gradsan.record.ledger import RawWrite
-from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise, within_torch
-from gradsan.record.steps import RawBackward, Steps, read_backward
+from gradsan.record.steps import RawBackward, read_backward
 
 ROW = "update_not_differentiated"
 _KEPT = 32
@@ -52,17 +51,10 @@ class _State:
 class LostUpdates(Detector):
     """Searches for such updates; calls ``found`` with them, and ``listen(True)`` to be called before each backward."""
 
-    def __init__(
-        self,
-        core: Log,
-        steps: Steps,
-        uncounted: Uncounted,
-        found: Callable[[Failure], None],
-        listen: Callable[[bool], None],
-    ) -> None:
-        """Take the logs."""
-        self._core, self._steps, self._uncounted = core, steps, uncounted
-        self._found, self._listen = found, listen
+    def __init__(self, run: Run) -> None:
+        """Start with no gradient taken by ``autograd.grad``."""
+        self._core, self._steps, self._uncounted = run.core, run.steps, run.get(Uncounted)
+        self._found, self._listeners = run.report, run.listeners
         self._wanted: collections.deque[int] = collections.deque(maxlen=_NESTED)
         self._state = _State()
 
@@ -73,7 +65,7 @@ class LostUpdates(Detector):
             graph.let_go()
         self._state = _State()
         self._wanted.clear()
-        self._listen(False)
+        self._listeners.call_before_backward(self.before_backward, False)
 
     def before_round(self, entry: RawBackward, rounds: int) -> None:
         """Note which calls to check; as ``on_round`` of the core."""
@@ -97,7 +89,7 @@ class LostUpdates(Detector):
         samples = samples_of(pairs) if made else []
         if samples:
             self._state.open.append(Asked(clock, stack, thread, samples, Graph(made), bool(accumulates)))
-            self._listen(True)
+            self._listeners.call_before_backward(self.before_backward)
 
     @_torch.hushed()
     def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -109,7 +101,7 @@ class LostUpdates(Detector):
         if state.moved and not (len(args) > 2 and args[2]):
             self._look_at(entry, args)
         if not (state.open or state.moved or any(one.calls < _CALLS_AWAITED for one in state.lost)):
-            self._listen(False)
+            self._listeners.call_before_backward(self.before_backward, False)
 
     @_torch.hushed()
     def settle(self) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -16,12 +15,11 @@ import torch
 from gradsan import _torch
 from gradsan.detect.exports import Exports, Snapshots
 from gradsan.graph import conflicts
-from gradsan.model import Conflict, Site, TensorInfo, Write
+from gradsan.model import Site, TensorInfo, Write
 from gradsan.overlap import overlap
 from gradsan.record import ledger
-from gradsan.record.detector import Detector, Sweep
+from gradsan.record.detector import Detector, Run, Sweep
 from gradsan.record.ledger import RawWrite
-from gradsan.record.log import Core
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import symbolise
 
@@ -52,9 +50,13 @@ class Uncounted(Detector):
 
     part = "bypasses"
 
-    def __init__(self, core: Core, opened: Callable[[], None]) -> None:
-        """Start empty; ``core`` has clock and log, ``opened`` is called at the first bypass of each storage."""
-        self._core, self._opened = core, opened
+    def __init__(self, run: Run) -> None:
+        """Start with no write past the counter."""
+        self._core, self._guard = run.core, run.guard
+        self._copying: set[str] = set()
+        self.on_bypass: Callable[[], None] = lambda: None
+        """Called for the first bypass of each storage."""
+        self.snapshots = Snapshots(run.core)
         self.bypasses: dict[int, list[Bypass]] = {}
         self.replaced: dict[int, Replaced] = {}
         self._alive: dict[int, Any] = {}
@@ -63,7 +65,6 @@ class Uncounted(Detector):
         self._read_up_to = 0
         self.youngest = 0  # a Node numbered from here on is younger than all writes and replacements so far
         self._sweep = Sweep()
-        self.snapshots = Snapshots(core)
         self.on_given_again: Callable[[Any, Any], None] = lambda tensor, stack: None
         """Called with a tensor that gets the same memory again, and the stack; with None where ``.data`` is read."""
 
@@ -80,10 +81,18 @@ class Uncounted(Detector):
             self._alive[key] = _torch.weak_storage(storage)
             # Other threads may read it at once.
             self.bypasses[key] = [Bypass(way, self._core.tick(), stack)]
-            self._opened()
+            self.on_bypass()
         elif all(bypass.way != way for bypass in known):
             known.append(Bypass(way, self._core.tick(), stack))
         return key
+
+    def copy_written(self, who: str, wanted: bool) -> None:
+        """Copy memory before each write as long as somebody wants it; ``who`` names one of them."""
+        (self._copying.add if wanted else self._copying.discard)(who)
+        self._core.before_write = self._before_write if self._copying else None
+
+    def _before_write(self, target: Any) -> None:
+        self._guard.run_hushed(functools.partial(self.snapshots.before_write, target))
 
     def prune(self) -> None:
         """Forget dead storages and tensors."""
@@ -212,7 +221,7 @@ class Uncounted(Detector):
         clock = core.tick()
         # The memory may have another name with another counter: a flat buffer, for example.
         self.open(tensor, "data_attribute", stack)
-        self._opened()
+        self.on_bypass()
         number = _torch.sequence_number()
         self.replaced[id(tensor)] = Replaced(_torch.weak_tensor(tensor), clock, stack, number)
         self.youngest = max(self.youngest, number)
@@ -301,9 +310,10 @@ class Overwritten(NamedTuple):
 class Notes:
     """Notes tensors, and compares them with their notes later."""
 
-    def __init__(self, core: Core, steps: Any, uncounted: Uncounted, exports: Exports) -> None:
-        """Take the logs."""
-        self._core, self._steps, self._uncounted, self._exports = core, steps, uncounted, exports
+    def __init__(self, run: Run) -> None:
+        """Share the logs of writes."""
+        self._core, self._steps = run.core, run.steps
+        self._uncounted, self._exports = run.get(Uncounted), run.get(Exports)
         self.lasting: Callable[[Any], Any] = lambda tensor: tensor
         """Returns the lasting tensor for one that is freed and refilled (a ``fully_shard`` parameter), or the same."""
 
@@ -376,43 +386,6 @@ class Notes:
         site = symbolise(export.stack)
         write = Write(clock=export.clock, site=site, op=export.op, kind="outside", version=None, region=None)
         return Overwritten(info, (write,), version, site, 0)
-
-
-class Findings:
-    """The conflicts of the run; one that occurs again is counted."""
-
-    def __init__(self, found: list[Conflict], most: int) -> None:
-        """Append new ones to ``found`` until it holds ``most``."""
-        self._found, self._most = found, most
-        self._known: dict[Any, int] = {}
-
-    def forget(self) -> None:
-        """Begin anew: findings of an earlier stretch of watching do not count for this one."""
-        self._known.clear()
-
-    def knows(self, stack: Any) -> bool:
-        """Whether a conflict has been found with a write at the line of ``stack``."""
-        return any(is_written_at(conflict, stack) for conflict in self._found)
-
-    def has(self, key: Any) -> bool:
-        """Whether the conflict known by ``key`` has been found."""
-        return key in self._known
-
-    def add(self, key: Any, make: Callable[[], Conflict]) -> None:
-        """Count the conflict known by ``key``, or make and append it."""
-        at = self._known.get(key)
-        if at is not None and at < len(self._found):
-            self._found[at] = replace(self._found[at], count=self._found[at].count + 1)
-        elif len(self._found) < self._most:
-            made = make()
-            self._known[key] = len(self._found)
-            self._found.append(made)
-
-
-def is_written_at(conflict: Conflict, stack: Any) -> bool:
-    """Whether one of the writes of a conflict is at the line of ``stack``."""
-    line = symbolise(stack).user_frame
-    return any(write.site.user_frame == line for write in conflict.writes)
 
 
 def _touches(info: TensorInfo, write: Write) -> bool:

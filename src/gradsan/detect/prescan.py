@@ -25,10 +25,8 @@ from gradsan.originals.kept_conflicts import PastCounter
 from gradsan.originals.originals import Kept
 from gradsan.overlap import overlap
 from gradsan.record import ledger
-from gradsan.record.detector import Detector
+from gradsan.record.detector import Detector, KnownConflicts, Run
 from gradsan.record.ledger import RawCall, call_that_made
-from gradsan.record.listeners import Listeners
-from gradsan.record.log import Core
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -48,31 +46,28 @@ class _Pending(NamedTuple):
 class Prescan(Detector):
     """Listener before and after each backward that scans its graph."""
 
-    def __init__(
-        self,
-        core: Core,
-        listeners: Listeners,
-        steps: Any,
-        uncounted: Uncounted,
-        exports: Exports,
-        found: list[Conflict],
-        most: int,
-    ) -> None:
-        """Start with nothing known; conflicts go to ``found`` until it holds ``most``."""
-        self._most = most
-        self._core, self._guard, self._steps, self._found = core, listeners.guard, steps, found
-        self._uncounted, self._exports = uncounted, exports
-        self._known: dict[tuple[Any, ...], int] = {}
+    def __init__(self, run: Run) -> None:
+        """Look through graphs once something can be written past the version counter."""
+        self._core, self._guard, self._steps = run.core, run.guard, run.steps
+        self._findings = KnownConflicts(run)
+        self._uncounted, self._exports, self._listeners = run.get(Uncounted), run.get(Exports), run.listeners
+        self._uncounted.on_bypass = self._exports.on_export = self._begin
         self._pending: list[_Pending] = []
         self._harmless = collections.Counter[tuple[Any, ...]]()
         self._told_at = -1
 
     def forget(self) -> None:
         """Begin anew: findings of an earlier stretch of watching do not count for this one."""
-        self._known.clear()
+        self._findings.forget()
         self._pending.clear()
         self._harmless.clear()
         self._uncounted.snapshots.forget()
+
+    def _begin(self) -> None:
+        """Look through graphs from now on: something can be written past the version counter."""
+        self._listeners.call_before_backward(self.before_backward)
+        # Before those that ask what has been found by then.
+        self._listeners.call_after_backward(self.after_backward)
 
     def settle(self) -> None:
         """Report the conflicts whose trials wait for the end of a backward that has failed."""
@@ -103,17 +98,7 @@ class Prescan(Detector):
         self._add(key, conflict)
 
     def _add(self, key: tuple[Any, ...], conflict: Conflict) -> None:
-        if not self._count(key) and len(self._found) < self._most:
-            self._known[key] = len(self._found)
-            self._found.append(conflict)
-
-    def _count(self, key: tuple[Any, ...]) -> bool:
-        """Count the finding known by ``key`` once more; return whether there is one."""
-        at = self._known.get(key)
-        if at is None or at >= len(self._found):
-            return False
-        self._found[at] = dataclasses.replace(self._found[at], count=self._found[at].count + 1)
-        return True
+        self._findings.add(key, lambda: conflict)
 
     def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Scan the graph behind the outputs; the arguments are those of ``listeners.BeforeBackward``."""
@@ -197,9 +182,9 @@ class Prescan(Detector):
         if not _reads(node, slot):
             return
         key = (made and made.stack, slot, way, writes[0].op, bypass_stack, node.name(), compared)
-        if self._count(key):
+        if self._findings.count(key):
             self._told_at = backward.clock
-        if key in self._known or len(self._found) >= self._most:
+        if self._findings.has(key) or self._findings.is_full:
             return
         times = self._harmless[key]
         if times & (times - 1):

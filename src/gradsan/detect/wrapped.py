@@ -13,14 +13,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from gradsan import _torch
-from gradsan.detect.memory import Findings
 from gradsan.graph import conflicts, naming, walk
 from gradsan.model import Conflict, Save
 from gradsan.overlap import overlap
 from gradsan.record import ledger
-from gradsan.record.detector import Detector
+from gradsan.record.detector import Detector, KnownConflicts, Run
 from gradsan.record.ledger import RawWrite, call_that_made
-from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -42,9 +40,9 @@ class _Inside(NamedTuple):
 class Wrapped(Detector):
     """Scans the graph of a backward for such writes; conflicts go to ``findings``."""
 
-    def __init__(self, core: Log, steps: Any, findings: Findings) -> None:
-        """Take the logs ``core`` and ``steps``."""
-        self._core, self._steps, self._findings = core, steps, findings
+    def __init__(self, run: Run) -> None:
+        """Share the logs of writes."""
+        self._core, self._steps, self._findings = run.core, run.steps, run.get(KnownConflicts)
 
     def before_round(self, entry: RawBackward, rounds: int) -> None:
         """Scan the graph in some of the rounds of a line that calls backward; as ``on_round`` of the core."""

@@ -18,10 +18,9 @@ from gradsan.graph import conflicts, naming, walk
 from gradsan.model import Conflict, Message, Save, Site, Write
 from gradsan.originals.kept_conflicts import PastCounter
 from gradsan.originals.originals import fits_its_memory
-from gradsan.record.detector import Detector, Sweep
+from gradsan.record.detector import Detector, Run, Sweep
 from gradsan.record.guarding import before_node
 from gradsan.record.ledger import call_that_made
-from gradsan.record.log import Core
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
@@ -45,9 +44,9 @@ class Emptied(Detector):
 
     part = "bypasses"
 
-    def __init__(self, core: Core, steps: Any, opened: Callable[[], None], keep: Callable[..., None]) -> None:
-        """Call ``opened`` at each shrunk storage, and ``keep`` with a function that makes the conflict."""
-        self._core, self._steps, self._opened, self._keep = core, steps, opened, keep
+    def __init__(self, run: Run) -> None:
+        """Start with no storage made smaller."""
+        self._core, self._steps, self._listeners, self._keep = run.core, run.steps, run.listeners, run.keep
         self._shrunk: dict[int, Shrunk] = {}
         self._sweep = Sweep()
 
@@ -73,7 +72,7 @@ class Emptied(Detector):
         self._shrunk[int(storage._cdata)] = Shrunk(
             _torch.weak_storage(storage), core.tick(), stack, _torch.sequence_number(), core.steps
         )
-        self._opened()
+        self._listeners.call_before_backward(self.before_backward)
 
     def since(self, tensor: Any, clock: int) -> Shrunk | None:
         """Return the shrinking of ``tensor``'s storage after ``clock``, even if the memory is back; else None."""

@@ -1,21 +1,113 @@
 """Detector: base class of all that look for one fault that PyTorch does not report.
 
-:mod:`gradsan._watching` makes each detector with the logs that it reads and calls the hooks below while a stretch runs.
-A hook that is not overridden costs nothing. Findings go to the sink that the detector was made with.
+:mod:`gradsan._watching` lists the detectors, makes each of them from the :class:`Run` and calls the hooks below while a
+stretch runs. A hook that is not overridden costs nothing. KnownConflicts go to :meth:`Run.report` or :meth:`Run.keep`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import ClassVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from gradsan.record.patches import Patches
-from gradsan.record.steps import RawBackward
+from gradsan.record.recorder import FINDINGS_KEPT
+from gradsan.record.stacks import symbolise
+from gradsan.record.steps import RawBackward, Settling
+
+if TYPE_CHECKING:
+    from gradsan.model import Conflict, Failure
+    from gradsan.record.recorder import Recorder
+
+T = TypeVar("T")
 
 Guard = Callable[[Callable[[], object]], None]
 """Runs some work of gradsan's so that its failure becomes a blind spot instead of an error of the program."""
 
 ENTRIES_A_QUESTION = 16
+
+
+class Run:
+    """Logs, listeners and findings of one recorder, which all of its detectors share, and the detectors themselves."""
+
+    settling: Settling
+    """The optimizers that have stepped."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Share the logs and lists of ``recorder``."""
+        self.core, self.steps, self.backwards = recorder.core, recorder.steps, recorder.backwards
+        self.listeners, self.guard = recorder.listeners, recorder.guard
+        self.conflicts, self.failures, self.nonfinite = recorder.conflicts, recorder.failures, recorder.nonfinite
+        self.keep = recorder.keep
+        """Takes a function that makes a conflict, and keeps the conflict."""
+        self._made: dict[object, object] = {}
+
+    def get(self, kind: type[T]) -> T:
+        """Return the one ``kind`` of this run, made of the run alone when it is first asked for."""
+        if kind not in self._made:
+            self._made[kind] = cast("Callable[[Run], T]", kind)(self)
+        return cast("T", self._made[kind])
+
+    def put(self, made: T) -> T:
+        """Have ``made`` be the one of its class in this run."""
+        self._made[type(made)] = made
+        return made
+
+    def report(self, failure: Failure) -> None:
+        """Keep a finding, unless there are as many as a report holds."""
+        if len(self.failures) < FINDINGS_KEPT:
+            self.failures.append(failure)
+
+    def stepped_optimizers(self) -> list[Any]:
+        """Return the live optimizers that have stepped."""
+        return self.settling.optimizers
+
+
+class KnownConflicts:
+    """Conflicts of a run by a key of their own, bounded in number; one that is found again is counted."""
+
+    def __init__(self, run: Run) -> None:
+        """Add to the conflicts of ``run``, none of which has a key yet."""
+        self._found = run.conflicts
+        self._known: dict[Any, int] = {}
+
+    def forget(self) -> None:
+        """Begin anew: findings of an earlier stretch of watching do not count for this one."""
+        self._known.clear()
+
+    def knows(self, stack: Any) -> bool:
+        """Whether a conflict has been found by a write at the line of ``stack``."""
+        return any(is_written_at(conflict, stack) for conflict in self._found)
+
+    def has(self, key: Any) -> bool:
+        """Whether the conflict known by ``key`` has been found."""
+        return key in self._known
+
+    def count(self, key: Any) -> bool:
+        """Count the conflict known by ``key`` once more; return whether there is one."""
+        at = self._known.get(key)
+        if at is None or at >= len(self._found):
+            return False
+        self._found[at] = replace(self._found[at], count=self._found[at].count + 1)
+        return True
+
+    def add(self, key: Any, make: Callable[[], Conflict]) -> None:
+        """Count the conflict known by ``key``, or have it made."""
+        if not self.count(key) and not self.is_full:
+            made = make()
+            self._known[key] = len(self._found)
+            self._found.append(made)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the run has as many conflicts as are kept."""
+        return len(self._found) >= FINDINGS_KEPT
+
+
+def is_written_at(conflict: Conflict, stack: Any) -> bool:
+    """Whether one of the writes of a conflict stands at the line of ``stack``."""
+    line = symbolise(stack).user_frame
+    return any(write.site.user_frame == line for write in conflict.writes)
 
 
 class Detector:

@@ -21,15 +21,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from gradsan import _torch, source
 from gradsan.model import Clue, Failure, Frame, Site
-from gradsan.record.detector import Detector
+from gradsan.record.detector import Detector, Run
 from gradsan.record.ledger import RawWrite
-from gradsan.record.log import Log
 from gradsan.record.stacks import is_user_file, symbolise
 from gradsan.record.steps import RawBackward
 
@@ -57,9 +56,9 @@ class _Part(NamedTuple):
 class ChangedAgain(Detector):
     """Reads the log of writes in some rounds; findings go to ``found``."""
 
-    def __init__(self, core: Log, found: Callable[[Failure], None]) -> None:
-        """Read from the log of ``core``."""
-        self._core, self._found = core, found
+    def __init__(self, run: Run) -> None:
+        """Start with no write looked at."""
+        self._core, self._found = run.core, run.report
         self._since = 0
         self._described: set[Any] = set()
         self._stacks: dict[Any, Any] = {}

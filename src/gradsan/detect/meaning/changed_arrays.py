@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -22,8 +21,8 @@ from gradsan import _torch, source
 from gradsan.detect.meaning.changed_again import FACTORS, FADES, ROW, SCALES, SHIFTS
 from gradsan.detect.one_tensor.second_names import at_line
 from gradsan.model import Clue, Failure
+from gradsan.record.detector import Run
 from gradsan.record.ledger import RawWrite
-from gradsan.record.log import Core
 from gradsan.record.stacks import is_user_file, symbolise
 
 _PARTS, _ELEMENTS, _DISTINCT = 32, 2**14, 8
@@ -44,9 +43,9 @@ class _Lent(NamedTuple):
 class ChangedArrays:
     """Compares the values of arrays whenever they are passed to torch; made at the first one of a stretch."""
 
-    def __init__(self, core: Core, found: Callable[[Failure], None]) -> None:
-        """Start empty; findings go to ``found``."""
-        self._core, self._found = core, found
+    def __init__(self, run: Run) -> None:
+        """Start with no array taken in."""
+        self._core, self._found = run.core, run.report
         self._parts: dict[tuple[int, ...], _Lent] = {}
         self._refuted: set[Any] = set()
         self._factors: dict[Any, float] = {}

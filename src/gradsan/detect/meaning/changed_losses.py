@@ -10,17 +10,16 @@ Row: ``loss_changed``. Roles: ``computed`` (its site; ``name`` is the loss; ``va
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from gradsan import _torch
+from gradsan.detect.changed_values import ChangedValues
 from gradsan.detect.memory import Uncounted
 from gradsan.graph import naming
 from gradsan.model import Clue, Failure
-from gradsan.originals.meant import Meant, Value, place_of
-from gradsan.record.detector import Detector
+from gradsan.originals.meant import Value, place_of
+from gradsan.record.detector import Detector, Run
 from gradsan.record.ledger import RawWrite, call_that_made
-from gradsan.record.log import Log
 from gradsan.record.stacks import is_own_file, is_user_file, symbolise
 from gradsan.record.steps import RawBackward
 
@@ -31,9 +30,10 @@ _QUIET_KINDS = ("step", "metadata", "statistics", "collective", "outside")
 class ChangedLosses(Detector):
     """Checks the outputs of a backward; findings go to ``found``."""
 
-    def __init__(self, core: Log, uncounted: Uncounted, meant: Meant, found: Callable[[Failure], None]) -> None:
-        """Take ``core`` with the logs, ``uncounted`` with replaced memory, and ``meant``, which measures gradients."""
-        self._core, self._uncounted, self._meant, self._found = core, uncounted, meant, found
+    def __init__(self, run: Run) -> None:
+        """Start with no loss looked at."""
+        self._core, self._uncounted, self._found = run.core, run.get(Uncounted), run.report
+        self._meant = run.get(ChangedValues).meant
         self._described: set[Any] = set()
 
     def forget(self) -> None:

@@ -10,15 +10,14 @@ its optimizer was made; ``name``), ``other`` (where the stepping one was made; `
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from gradsan import _torch
 from gradsan.detect.meaning.made import Made, Making
 from gradsan.model import Clue, Failure
-from gradsan.record.detector import Detector
+from gradsan.record.detector import Detector, Run
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import RawBackward, StepRecord, Steps
+from gradsan.record.steps import RawBackward, StepRecord
 
 ROW = "schedule_without_effect"
 _ADVANCED, _STEPS = 2, 2
@@ -36,9 +35,9 @@ class _Look(NamedTuple):
 class IdleSchedules(Detector):
     """Checks the live schedulers in some rounds; findings go to ``found``."""
 
-    def __init__(self, steps: Steps, making: Making, found: Callable[[Failure], None]) -> None:
-        """Read schedulers and optimizers from ``making``."""
-        self._steps, self._making, self._found = steps, making, found
+    def __init__(self, run: Run) -> None:
+        """Start with no scheduler seen."""
+        self._steps, self._making, self._found = run.steps, run.get(Making), run.report
         self._seen: dict[int, _Look] = {}
         self._described: set[int] = set()
 

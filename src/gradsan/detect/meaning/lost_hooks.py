@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +22,8 @@ from gradsan import _torch
 from gradsan.detect.lost_updates import Graph
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
-from gradsan.record.detector import Detector, Guard
+from gradsan.record.detector import Detector, Guard, Run
 from gradsan.record.ledger import RawWrite, call_that_made
-from gradsan.record.log import Core
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
@@ -60,9 +58,9 @@ class LostHooks(Detector):
 
     part = "hooks of views"
 
-    def __init__(self, core: Core, found: Callable[[Failure], None], listen: Callable[[bool], None]) -> None:
-        """Read the log of writes from ``core``."""
-        self._core, self._found, self._listen = core, found, listen
+    def __init__(self, run: Run) -> None:
+        """Start with no hooked tensor."""
+        self._core, self._found, self._listeners = run.core, run.report, run.listeners
         self._waiting: list[_Hooked] = []
         self._described: set[Any] = set()
 
@@ -83,7 +81,7 @@ class LostHooks(Detector):
             one.graph.let_go()
         self._waiting.clear()
         self._described.clear()
-        self._listen(False)
+        self._listeners.call_before_backward(self.before_backward, False)
 
     def settle(self) -> None:
         """Report, as watching ends, the hooks that have not run."""
@@ -110,7 +108,7 @@ class LostHooks(Detector):
             threading.get_ident(),
         )
         self._waiting.append(one)
-        self._listen(True)
+        self._listeners.call_before_backward(self.before_backward)
 
     @_torch.hushed()
     def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -140,7 +138,7 @@ class LostHooks(Detector):
             else:
                 self._waiting.append(one)
         if not self._waiting:
-            self._listen(False)
+            self._listeners.call_before_backward(self.before_backward, False)
 
     def _look(self, entry: RawBackward, one: _Hooked, writes: list[RawWrite], nodes: dict[int, Any]) -> bool:
         """Check whether this backward bypasses a hook; return whether the view is done with."""

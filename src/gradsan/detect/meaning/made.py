@@ -16,9 +16,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from gradsan import _torch
-from gradsan.record.detector import Detector
+from gradsan.record.detector import Detector, Run
 from gradsan.record.guarding import numbered_apart
-from gradsan.record.log import Core
 from gradsan.record.patches import Patches, standing
 
 _LATE_KEPT = 4_096
@@ -37,9 +36,9 @@ class Making(Detector):
 
     part = "optimizers"
 
-    def __init__(self, core: Core) -> None:
-        """Start empty."""
-        self._core = core
+    def __init__(self, run: Run) -> None:
+        """Start with no optimizer made."""
+        self._core = run.core
         self._optimizers: dict[int, Made] = {}
         self._schedulers: dict[int, Made] = {}
         self._late: dict[int, tuple[Any, int]] = {}

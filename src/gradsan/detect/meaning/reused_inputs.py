@@ -10,16 +10,15 @@ Row: ``input_reused``. Roles: ``written`` (the call; ``name`` is the argument, `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from gradsan import _torch, source
 from gradsan.detect.changed_values import has_made
 from gradsan.graph import walk
 from gradsan.model import Clue, Failure, Frame, Site
-from gradsan.record.detector import Detector
+from gradsan.record.detector import Detector, Run
 from gradsan.record.ledger import RawWrite, call_that_made
-from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -37,9 +36,9 @@ _KEEPS_SIGN = frozenset({"MaxPool2DWithIndicesBackward0", "AvgPool2DBackward0", 
 class ReusedInputs(Detector):
     """Scans the graph of a backward for such reads; findings go to ``found``."""
 
-    def __init__(self, core: Log, found: Callable[[Failure], None]) -> None:
-        """Take ``core`` with the logs."""
-        self._core, self._found = core, found
+    def __init__(self, run: Run) -> None:
+        """Start with no module called."""
+        self._core, self._found = run.core, run.report
         self._seen: set[Any] = set()
 
     def forget(self) -> None:

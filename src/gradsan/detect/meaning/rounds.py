@@ -9,9 +9,7 @@ import threading
 from typing import Any, ClassVar
 
 from gradsan import _torch
-from gradsan.record.detector import Detector
-from gradsan.record.listeners import Listeners
-from gradsan.record.log import Core
+from gradsan.record.detector import Detector, Run
 from gradsan.record.steps import RawBackward
 
 _CALLS_FOLLOWED, _BACKWARDS_FOLLOWED = 20_000, 16
@@ -26,9 +24,9 @@ class RoundDetector(Detector):
     takes_gradients: ClassVar[bool] = False
     """Whether a line that calls ``autograd.grad`` has rounds, too, as long as no backward is called."""
 
-    def __init__(self, core: Core, listeners: Listeners) -> None:
-        """Use ``listeners`` for calls while a round is open."""
-        self._core, self._listeners = core, listeners
+    def __init__(self, run: Run) -> None:
+        """Start outside of any round."""
+        self._core, self._listeners, self._found = run.core, run.listeners, run.report
         self._entry: RawBackward | None = None
         self._calls = self._backwards = 0
         self._has_backward = False

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import collections
 import sys
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from gradsan import _torch
@@ -28,11 +27,10 @@ from gradsan.detect.meaning.made import Making
 from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
+from gradsan.record.detector import Run
 from gradsan.record.ledger import RawWrite
-from gradsan.record.listeners import Listeners
-from gradsan.record.log import Core
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import RawBackward, StepRecord, Steps, read_backward
+from gradsan.record.steps import RawBackward, StepRecord, read_backward
 from gradsan.record.user_hooks import has_tensor_hooks
 
 THROWN, CLIPPED = "gradient_thrown_away", "clip_without_effect"
@@ -54,18 +52,11 @@ class _Gradient(NamedTuple):
 class SpentGradients(RoundDetector):
     """Checks the gradients of some rounds; findings go to ``found``."""
 
-    def __init__(
-        self,
-        core: Core,
-        listeners: Listeners,
-        steps: Steps,
-        making: Making,
-        found: Callable[[Failure], None],
-    ) -> None:
-        """Read the optimizers from ``making``."""
-        super().__init__(core, listeners)
-        self._steps, self._making, self._found = steps, making, found
-        self._calls_of_program = ClipCalls(core, listeners.guard)
+    def __init__(self, run: Run) -> None:
+        """Start with no gradient seen."""
+        super().__init__(run)
+        self._steps, self._making = run.steps, run.get(Making)
+        self._calls_of_program = ClipCalls(run.core, run.guard)
         self._leaves: list[Any] = []
         self._gradients: list[_Gradient] = []
         self._storages: set[int] = set()

@@ -17,19 +17,18 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from gradsan import _torch
 from gradsan.detect.meaning.terms.constant_terms import linear_below
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
-from gradsan.record.backwards import Backwards, PastBackward
-from gradsan.record.detector import Detector
+from gradsan.record.backwards import PastBackward
+from gradsan.record.detector import Detector, Run
 from gradsan.record.ledger import RawWrite
-from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import RawBackward, Steps, read_backward
+from gradsan.record.steps import RawBackward, read_backward
 
 ROW = "value_built_once"
 _ROUNDS, _PASSED = (4, 8, 16), 3
@@ -39,9 +38,9 @@ _CAST = "ToCopyBackward0"
 class StaleValues(Detector):
     """Checks the graphs of a few rounds; findings go to ``found``."""
 
-    def __init__(self, core: Log, steps: Steps, backwards: Backwards, found: Callable[[Failure], None]) -> None:
-        """Take the logs of Nodes, of steps and of backward calls."""
-        self._core, self._steps, self._backwards, self._found = core, steps, backwards, found
+    def __init__(self, run: Run) -> None:
+        """Start with no value looked at."""
+        self._core, self._steps, self._backwards, self._found = run.core, run.steps, run.backwards, run.report
         self._described: set[Any] = set()
 
     def forget(self) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,9 +26,8 @@ from gradsan.detect.meaning.terms.cut_terms import ROW as TERM
 from gradsan.detect.meaning.terms.lost_terms import is_scalar, is_sum_or_multiple
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure, Site
-from gradsan.record.detector import Detector
+from gradsan.record.detector import Detector, Run
 from gradsan.record.ledger import call_that_made
-from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -50,9 +49,9 @@ class _Stopped:
 class StoppedGradients(Detector):
     """Checks graphs in some rounds, and gradients at an optimizer's first step; findings go to ``found``."""
 
-    def __init__(self, core: Log, found: Callable[[Failure], None]) -> None:
-        """Read the calls that made Nodes from ``core``."""
-        self._core, self._found = core, found
+    def __init__(self, run: Run) -> None:
+        """Start with no parameter fed."""
+        self._core, self._found = run.core, run.report
         self._fed: dict[int, Any] = {}
         self._stopped: list[_Stopped] = []
         self._described: set[Any] = set()

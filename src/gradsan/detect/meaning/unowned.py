@@ -26,7 +26,6 @@ Row: ``parameter_without_optimizer``. Roles: ``parameter`` (``name``; ``values``
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,9 +34,8 @@ from gradsan.detect.meaning.made import Making
 from gradsan.detect.memory import Uncounted
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
-from gradsan.record.detector import Detector
+from gradsan.record.detector import Detector, Run
 from gradsan.record.ledger import RawWrite
-from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -68,23 +66,15 @@ class _Candidate:
 class Unowned(Detector):
     """Checks the leaves of a backward in some rounds; findings go to ``found``."""
 
-    def __init__(
-        self,
-        core: Log,
-        uncounted: Uncounted,
-        making: Making,
-        stepped: Callable[[], list[Any]],
-        found: Callable[[Failure], None],
-        known: Callable[[], Sequence[Failure]],
-    ) -> None:
-        """Take ``stepped``, which returns the optimizers that have stepped, and ``known``, the findings so far."""
-        self._core, self._uncounted, self._making = core, uncounted, making
-        self._stepped, self._found, self._known = stepped, found, known
+    def __init__(self, run: Run) -> None:
+        """Start with no candidate."""
+        self._core, self._uncounted, self._making = run.core, run.get(Uncounted), run.get(Making)
+        self._stepped, self._found, self._known = run.stepped_optimizers, run.report, run.failures
+        self._making.on_group = self._grouped
         self._candidates: dict[int, _Candidate] = {}
         self._dismissed: dict[int, Any] = {}
         self._frozen: dict[int, tuple[Any, int]] = {}
         self._lines = 0
-        making.on_group = self._grouped
 
     def forget(self) -> None:
         """Begin anew, at the start of a stretch of watching."""
@@ -175,7 +165,7 @@ class Unowned(Detector):
         for one in candidates:
             if (leaf := one.leaf()) is not None:
                 self._dismissed[id(leaf)] = one.leaf
-        if any(one.evidence == "late" for one in kept) and any(one.row == "leaf_lost" for one in self._known()):
+        if any(one.evidence == "late" for one in kept) and any(one.row == "leaf_lost" for one in self._known):
             kept = [one for one in kept if one.evidence != "late"]
         for evidence in _STRENGTH:
             named = [one for one in kept if one.evidence == evidence and one.name]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from gradsan import _torch
@@ -27,9 +27,8 @@ from gradsan.model import Clue, Failure
 from gradsan.originals.meant import Value, place_of
 from gradsan.overlap import overlap
 from gradsan.record import ledger
+from gradsan.record.detector import Run
 from gradsan.record.ledger import RawWrite
-from gradsan.record.listeners import Listeners
-from gradsan.record.log import Core
 from gradsan.record.stacks import is_own_file, is_user_file, symbolise, within_torch
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -69,23 +68,11 @@ class UnrecordedReads(RoundDetector):
 
     from_start = True
 
-    def __init__(
-        self,
-        core: Core,
-        listeners: Listeners,
-        uncounted: Uncounted,
-        exports: Exports,
-        values: ChangedValues,
-        found: Callable[[Failure], None],
-        copy_written: Callable[[str, bool], None],
-    ) -> None:
-        """Take ``uncounted`` with replaced memory, and ``values`` with the findings in graphs.
-
-        ``copy_written`` switches on copies before writes, while a round is open.
-        """
-        super().__init__(core, listeners)
-        self._uncounted, self._exports, self._values, self._found = uncounted, exports, values, found
-        self._meant, self._copy_written = values.meant, copy_written
+    def __init__(self, run: Run) -> None:
+        """Start with no read seen."""
+        super().__init__(run)
+        self._uncounted, self._exports, self._values = run.get(Uncounted), run.get(Exports), run.get(ChangedValues)
+        self._meant = self._values.meant
         self._written: dict[int, list[RawWrite]] = {}
         self._begun = self._read_to = self._count = 0
         self._reads: list[_Read] = []
@@ -106,7 +93,7 @@ class UnrecordedReads(RoundDetector):
 
     def _listen(self, wanted: bool) -> None:
         super()._listen(wanted)
-        self._copy_written("round", wanted)
+        self._uncounted.copy_written("round", wanted)
 
     def begins(self, entry: RawBackward) -> bool:
         """Note writes from now on."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -15,12 +15,10 @@ import torch
 from gradsan import _torch
 from gradsan.graph import naming, walk
 from gradsan.model import Birth, NonFinite, NonFiniteSeen
-from gradsan.record.detector import Detector
+from gradsan.record.detector import Detector, Run
 from gradsan.record.ledger import RawWrite
-from gradsan.record.listeners import Listeners
-from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import RawBackward, Settling, StepRecord, Steps
+from gradsan.record.steps import RawBackward, StepRecord
 
 if TYPE_CHECKING:
     from gradsan.detect.nonfinite.values import Searched
@@ -49,17 +47,10 @@ class Notice(Detector):
     other devices than the CPU are not checked, because reading them would synchronise.
     """
 
-    def __init__(
-        self,
-        core: Log,
-        listeners: Listeners,
-        steps: Steps,
-        settling: Settling,
-        report: Callable[[NonFinite], None],
-    ) -> None:
-        """Report by ``report``; ``settling`` has the optimizers."""
-        self._core, self._listeners, self._steps = core, listeners, steps
-        self._settling, self._report = settling, report
+    def __init__(self, run: Run) -> None:
+        """Start with no loss looked at."""
+        self._core, self._listeners, self._steps = run.core, run.listeners, run.steps
+        self._settling, self._report = run.settling, run.nonfinite.append
         self._is_done = False
         self._first_steps = self._began = 0
         self._pending: _Pending | None = None

@@ -12,7 +12,7 @@ gradient; ``values``: ``shape``, ``dtype``, ``device``), ``read`` (``name`` of t
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -21,9 +21,7 @@ from gradsan.detect.kept_gradients import others_run, reads_gradient
 from gradsan.detect.one_tensor.second_names import at_line
 from gradsan.graph import walk
 from gradsan.model import Clue, Failure, Frame, Site
-from gradsan.record.detector import Detector
-from gradsan.record.listeners import Listeners
-from gradsan.record.log import Log
+from gradsan.record.detector import Detector, Run
 from gradsan.record.stacks import is_own_file, is_user_file, symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -44,9 +42,9 @@ class _Kept(NamedTuple):
 class KeptReferences(Detector):
     """Checks the variables of the functions that call backward; findings go to ``found``."""
 
-    def __init__(self, core: Log, listeners: Listeners, found: Callable[[Failure], None]) -> None:
-        """Use ``listeners`` for the end of a backward."""
-        self._core, self._listeners, self._found = core, listeners, found
+    def __init__(self, run: Run) -> None:
+        """Start with no gradient kept."""
+        self._core, self._listeners, self._found = run.core, run.listeners, run.report
         self._kept: list[_Kept] = []
         self._seen: set[Any] = set()
 

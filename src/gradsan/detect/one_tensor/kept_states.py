@@ -17,18 +17,18 @@ import collections
 import itertools
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import FrameType
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from gradsan import _torch, source
+from gradsan.detect.one_tensor.own_operands import OwnOperands
 from gradsan.graph import naming
 from gradsan.graph.variables import kind_of
 from gradsan.model import Clue, Failure, Site
-from gradsan.record.detector import Detector, Guard
-from gradsan.record.log import Core
+from gradsan.record.detector import Detector, Guard, Run
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import is_own_file, is_user_file, symbolise
 
@@ -54,9 +54,10 @@ class KeptStates(Detector):
 
     part = "states of modules"
 
-    def __init__(self, core: Core, found: Callable[[Failure], None], on_older: Callable[[], None]) -> None:
-        """Take stacks from ``core``; ``on_older`` is called where a state is taken while a kept one is stale."""
-        self._core, self._found, self._on_older = core, found, on_older
+    def __init__(self, run: Run) -> None:
+        """Start with no state kept."""
+        self._core, self._found = run.core, run.report
+        self._on_older = run.get(OwnOperands).state_taken
         self._states: list[_State] = []
         self._described: set[Any] = set()
         self._given_own: dict[Any, int] = {}

@@ -18,7 +18,7 @@ import collections
 import itertools
 import re
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from gradsan import _torch, source
@@ -26,11 +26,10 @@ from gradsan.detect.meaning.made import Making
 from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.detect.memory import Uncounted
 from gradsan.model import Clue, Failure, Frame, Site
+from gradsan.record.detector import Run
 from gradsan.record.ledger import RawWrite
-from gradsan.record.listeners import Listeners
-from gradsan.record.log import Core
 from gradsan.record.stacks import is_user_file, symbolise
-from gradsan.record.steps import RawBackward, Steps
+from gradsan.record.steps import RawBackward
 
 OWN, DIFFERENCE = "own_operand", "own_difference"
 _STACKS, _STATES = 256, 4
@@ -45,20 +44,12 @@ class OwnOperands(RoundDetector):
 
     takes_gradients = True
 
-    def __init__(
-        self,
-        core: Core,
-        listeners: Listeners,
-        uncounted: Uncounted,
-        steps: Steps,
-        making: Making,
-        found: Callable[[Failure], None],
-        known: Callable[[], Sequence[Failure]],
-    ) -> None:
-        """Use ``listeners`` for calls, and ``known`` for earlier findings: kept gradients are reported already."""
-        super().__init__(core, listeners)
-        self._uncounted, self._steps, self._making = uncounted, steps, making
-        self._found, self._known = found, known
+    def __init__(self, run: Run) -> None:
+        """Start with no write to an operand."""
+        super().__init__(run)
+        self._uncounted, self._steps, self._making = run.get(Uncounted), run.steps, run.get(Making)
+        self._known = run.failures
+        self._uncounted.on_given_again = self.given_again
         self._own: dict[Any, tuple[str, dict[str, Any]]] = {}
         self._before: dict[Any, RawWrite | None] = {}
         self._twice: collections.defaultdict[Any, set[int]] = collections.defaultdict(set)
@@ -68,7 +59,6 @@ class OwnOperands(RoundDetector):
         self._behind: dict[int, weakref.ref[Any]] = {}
         self._given: dict[int, int] = {}
         self._states = 0
-        uncounted.on_given_again = self.given_again
 
     def forget(self) -> None:
         """Begin anew, at the start of a stretch of watching."""
@@ -142,7 +132,7 @@ class OwnOperands(RoundDetector):
             else:
                 pair = source.mixed_operand(frame, op) if facts["is_mixed"] else source.target_and_operand(frame, op)
                 pair = pair or source.own_difference(frame, op)
-            is_told = row == DIFFERENCE and any(_reads_at(one, frame) for one in self._known())
+            is_told = row == DIFFERENCE and any(_reads_at(one, frame) for one in self._known)
             if pair is not None and _is_written_back(frame, pair, self._before.get(stack)):
                 continue
             if pair is not None and not is_told and (frame.file, frame.line) not in self._described:

@@ -20,7 +20,7 @@ import collections
 import linecache
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from types import FrameType
 from typing import Any, NamedTuple
@@ -31,10 +31,8 @@ from gradsan.detect.meaning.callers_values import given_to
 from gradsan.graph import naming
 from gradsan.heuristics import is_named_in_place
 from gradsan.model import Clue, Failure, Frame, Site
-from gradsan.record.detector import Detector
+from gradsan.record.detector import Detector, Run
 from gradsan.record.ledger import RawWrite
-from gradsan.record.listeners import Listeners
-from gradsan.record.log import Core
 from gradsan.record.stacks import is_own_file, is_user_file, symbolise
 from gradsan.record.steps import RawBackward
 
@@ -48,11 +46,10 @@ _SECOND = re.compile(r"[\w\]]\s*=\s*\w+(\.detach\(\))?\s*(#|$)|=\s*\w+\.\w+_\(|\
 class SecondNames(Detector):
     """Reads the source of writes at new stacks; findings go to ``found``."""
 
-    def __init__(
-        self, core: Core, listeners: Listeners, values: ChangedValues, found: Callable[[Failure], None]
-    ) -> None:
-        """Use ``listeners`` for the end of a backward, ``values`` for the findings in graphs."""
-        self._core, self._listeners, self._values, self._found = core, listeners, values, found
+    def __init__(self, run: Run) -> None:
+        """Start with no second name seen."""
+        self._core, self._listeners, self._found = run.core, run.listeners, run.report
+        self._values = run.get(ChangedValues)
         self._seen: set[Any] = set()
         self._read_to = 0
         self._waiting: list[tuple[Any, Failure]] = []

@@ -16,7 +16,7 @@ term was added to the loss).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from gradsan import _torch
@@ -24,9 +24,8 @@ from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.detect.meaning.terms.constant_terms import LISTED, SUMS, sums_below
 from gradsan.graph import walk
 from gradsan.model import Clue, Failure
+from gradsan.record.detector import Run
 from gradsan.record.ledger import RawWrite
-from gradsan.record.listeners import Listeners
-from gradsan.record.log import Core
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -58,16 +57,10 @@ class _Joined(NamedTuple):
 class ConstantPenalties(RoundDetector):
     """Follows values of parameters in some rounds; ``optimizers`` returns those that have stepped."""
 
-    def __init__(
-        self,
-        core: Core,
-        listeners: Listeners,
-        optimizers: Callable[[], list[Any]],
-        found: Callable[[Failure], None],
-    ) -> None:
-        """Start empty; findings go to ``found``."""
-        super().__init__(core, listeners)
-        self._optimizers, self._found = optimizers, found
+    def __init__(self, run: Run) -> None:
+        """Start with no penalty seen."""
+        super().__init__(run)
+        self._optimizers = run.stepped_optimizers
         self._parameters: dict[int, Any] = {}
         self._held: dict[int, tuple[Any, Any]] = {}
         self._joined: list[_Joined] = []

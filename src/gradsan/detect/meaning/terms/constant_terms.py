@@ -15,7 +15,7 @@ Row: ``term_is_constant``. Roles: ``asked`` (the call that returned the gradient
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,9 +24,7 @@ import torch
 from gradsan import _torch
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
-from gradsan.record.detector import Detector
-from gradsan.record.listeners import Listeners
-from gradsan.record.log import Core
+from gradsan.record.detector import Detector, Run
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
@@ -69,9 +67,9 @@ class _Followed:
 class ConstantTerms(Detector):
     """Follows some gradients; listens to results, and to the next backward, while something is followed."""
 
-    def __init__(self, core: Core, found: Callable[[Failure], None], listeners: Listeners) -> None:
-        """Take stacks from ``core``."""
-        self._core, self._found, self._listeners = core, found, listeners
+    def __init__(self, run: Run) -> None:
+        """Start with no term followed."""
+        self._core, self._found, self._listeners = run.core, run.report, run.listeners
         self._wanted = 0
         self._retained: tuple[int, list[Any]] = (0, [])
         self._followed: list[_Followed] = []

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import collections
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
@@ -28,8 +27,7 @@ from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.detect.meaning.terms.constant_terms import LISTED, SUMS, sums_below
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
-from gradsan.record.listeners import Listeners
-from gradsan.record.log import Core
+from gradsan.record.detector import Run
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
@@ -78,10 +76,9 @@ class CutTerms(RoundDetector):
 
     from_start = True
 
-    def __init__(self, core: Core, listeners: Listeners, found: Callable[[Failure], None]) -> None:
-        """Use ``listeners`` for calls."""
-        super().__init__(core, listeners)
-        self._found = found
+    def __init__(self, run: Run) -> None:
+        """Start with no cut seen."""
+        super().__init__(run)
         self._patches = Patches()
         self._held: dict[int, _Held] = {}
         self._joined: list[_Joined] = []

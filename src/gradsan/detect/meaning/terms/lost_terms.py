@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import collections
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,12 +25,10 @@ from gradsan import _torch, source
 from gradsan.detect.kept_gradients import program_reads_gradients
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure, Site
-from gradsan.record.backwards import Backwards
-from gradsan.record.detector import Detector
+from gradsan.record.detector import Detector, Run
 from gradsan.record.ledger import RawWrite, call_that_made
-from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import RawBackward, Steps, read_backward
+from gradsan.record.steps import RawBackward, read_backward
 
 ROW = "term_lost"
 _ROUNDS = (2, 4, 8, 16)
@@ -60,18 +57,10 @@ class _Term:
 class LostTerms(Detector):
     """Checks some losses; ``listen(True)`` requests a call before and after each backward."""
 
-    def __init__(
-        self,
-        core: Log,
-        steps: Steps,
-        optimizers: Callable[[], list[Any]],
-        found: Callable[[Failure], None],
-        listen: Callable[[bool], None],
-    ) -> None:
-        """Take ``optimizers``, which returns the live ones that have stepped."""
-        self._core, self._steps, self._optimizers = core, steps, optimizers
-        self._backwards = Backwards(core)
-        self._found, self._listen = found, listen
+    def __init__(self, run: Run) -> None:
+        """Start with no term seen."""
+        self._core, self._steps, self._optimizers = run.core, run.steps, run.stepped_optimizers
+        self._backwards, self._found, self._listeners = run.backwards, run.report, run.listeners
         self._waiting: list[_Term] = []
         self._met: collections.Counter[Any] = collections.Counter()
         self._described: set[Any] = set()
@@ -148,6 +137,10 @@ class LostTerms(Detector):
                 self._judge(one)
         if not self._waiting:
             self._listen(False)
+
+    def _listen(self, wanted: bool) -> None:
+        self._listeners.call_before_backward(self.before_backward, wanted)
+        self._listeners.call_after_backward(self.after_backward, wanted)
 
     def _judge(self, one: _Term) -> None:
         steps = [record for record in self._steps.steps if record.clock > one.clock]

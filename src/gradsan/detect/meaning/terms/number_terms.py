@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -32,8 +32,7 @@ from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.detect.meaning.terms.constant_terms import SUMS, linear_below
 from gradsan.detect.meaning.terms.cut_terms import ROW, numbers_below
 from gradsan.model import Clue, Failure, Frame
-from gradsan.record.listeners import Listeners
-from gradsan.record.log import Core
+from gradsan.record.detector import Run
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import is_own_file, is_user_file, symbolise
 from gradsan.record.steps import RawBackward, read_backward
@@ -90,10 +89,9 @@ class NumberTerms(RoundDetector):
 
     from_start = True
 
-    def __init__(self, core: Core, listeners: Listeners, found: Callable[[Failure], None]) -> None:
-        """Use ``listeners`` for calls."""
-        super().__init__(core, listeners)
-        self._found = found
+    def __init__(self, run: Run) -> None:
+        """Start with no number taken out."""
+        super().__init__(run)
         self._patches = Patches()
         self._taken: dict[Frame, _Taken] = {}
         self._uses: dict[Any, _Use] = {}
