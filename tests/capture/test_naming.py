@@ -46,6 +46,14 @@ def test_a_named_tuple_is_searched() -> None:
     assert "pair.weight" in names_here(weight, pair=pair)
 
 
+def test_a_view_that_has_no_grad_fn_any_more_does_not_end_the_search() -> None:
+    """PyTorch refuses one to the pieces of what was written: a live one cost the whole diagnosis."""
+    whole = torch.exp(torch.ones(3, 2, requires_grad=True))
+    rows = whole.unbind(0)
+    whole[:, 0] -= 1
+    assert names_here(whole, rows=rows, whole=whole)[0] == "whole"
+
+
 def test_what_only_watches_a_program_is_not_searched(request: pytest.FixtureRequest) -> None:
     weight = torch.ones(3)
     watched = gradsan.watch()

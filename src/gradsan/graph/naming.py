@@ -117,6 +117,8 @@ def _kind_of_item(item: Any) -> str:
 
 def _kind(found: Found) -> str:
     tensor = found.tensor
+    if _torch.is_refused(tensor):  # nor does it say whether it is a leaf
+        return "value"
     if isinstance(tensor, nn.Parameter) or (tensor.is_leaf and tensor.requires_grad):
         return "parameter"
     if found.origin == "module":
