@@ -53,7 +53,7 @@ _CONTRACTIONS = ("mm", "bmm", "addmm", "baddbmm", "convolution", "attention", "l
 class Counting(TorchDispatchMode):
     """Dispatch mode that counts the rounding errors of a forward; the backward's are inferred.
 
-    ``squared_errors`` as :func:`rounding.tolerance` takes them, ``coarsest`` the coarsest dtype, ``draws`` the
+    ``squared_errors`` as :func:`tolerance` takes them, ``coarsest`` the coarsest dtype, ``draws`` the
     operations that draw random numbers.
     """
 

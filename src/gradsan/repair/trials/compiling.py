@@ -74,7 +74,7 @@ class Compiled:
     ``functions`` in the order of compilation, each with its display name in ``titles``, ``backends`` by
     name, ``graphs`` their number. ``draws`` are the operations in them that draw random numbers. ``coarsest`` is the
     coarsest dtype computed in, ``roundings`` the sum of the squared errors of rounding of a round's operations (see
-    ``repair.compiled.rounding``). ``at_limit``: some function was compiled so often that torch.compile gave it up.
+    ``repair.compiled.counting``). ``at_limit``: some function was compiled so often that torch.compile gave it up.
     ``names`` are those of parameters, by the key of their optimizer, or by the label of a leaf.
     """
 
