@@ -71,6 +71,14 @@ def small_heap():
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def usual_core():
+    """Has each module begin with the core that a program gets, whichever an earlier one has chosen."""
+    recorder = sys.modules.get("gradsan.record.recorder")
+    if recorder is not None and recorder._recorder is not None and not recorder._recorder.is_on:
+        recorder.recorder(sys.modules["gradsan.record.log"].native_available())
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_on():
     """What a test switches on it switches off, and torch is as it was; a fixture of its module may have gradsan on.
