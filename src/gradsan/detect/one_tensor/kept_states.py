@@ -128,7 +128,10 @@ class KeptStates(Detector):
         site = symbolise(stack)
         frame = site.user_frame
         pair = (None, None) if frame is None else (source.method_receiver(frame), source.state_given(frame))
-        if pair[0] is not None and pair[1] is not None and pair[0] != pair[1]:
+        if pair[0] is None or pair[1] is None or pair[0] == pair[1]:
+            return
+        # ``net`` and ``ddp.module``: one of them is a wrapper's part, and the same on purpose.
+        if pair[0].rpartition(".")[0] == pair[1].rpartition(".")[0]:
             facts = _torch.facts_of(tensor)
             clues = (Clue("written", site, name=pair[0], op="load_state_dict", values=facts),)
             self._found(Failure("own_operand", "", "", site, (*clues, Clue("read", site, name=pair[1])), raised=False))
