@@ -20,8 +20,6 @@ from gradsan.errors.context import Context
 from gradsan.graph import stale_slots, traced_graphs, walk
 from gradsan.model import Clue
 
-TRACED_ROWS = ("compiled_version_error", "compiled_inputs_share")
-
 
 def gather_traced(context: Context) -> tuple[Clue, ...]:
     """Return the clues from the second run; empty where this torch leaves no graph on the traceback."""

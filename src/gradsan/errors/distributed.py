@@ -19,17 +19,16 @@ from gradsan.graph import naming, walk
 from gradsan.model import Clue
 from gradsan.record.stacks import symbolise
 
-DATA_PARALLEL_ROWS = ("ready_twice", "reduction_unfinished", "hooks_on_freed")
-
 _PARAMETERS_SHOWN = 8
 
 
-def gather_data_parallel(context: Context) -> tuple[Clue, ...]:
-    """Return the parameters that the message numbers or names, and where they were left out, or reduced twice."""
-    if context.row == "hooks_on_freed":
-        return tuple(_past(context))
-    if context.row == "ready_twice":
-        return (*_named(context, [context.values["name"]] if "name" in context.values else []), *_checkpoints(context))
+def gather_reduced_twice(context: Context) -> tuple[Clue, ...]:
+    """Return the parameter that the message names, and the calls of reentrant checkpoint."""
+    return (*_named(context, [context.values["name"]] if "name" in context.values else []), *_checkpoints(context))
+
+
+def gather_unfinished(context: Context) -> tuple[Clue, ...]:
+    """Return the parameters that the message numbers or names, and where they were left out."""
     module = _torch.wrapped_by_ddp(context.frames)
     names: list[str] = []
     if module is not None and "indices" in context.values:
@@ -37,7 +36,7 @@ def gather_data_parallel(context: Context) -> tuple[Clue, ...]:
         numbers = [int(number) for number in re.findall(r"\d+", context.values["indices"])]
         names = [reduced[number] for number in numbers if number < len(reduced)]
     names += re.findall(r"[\w.]+", context.values.get("names", ""))
-    return (*_named(context, names), *_past(context))
+    return (*_named(context, names), *gather_past_backward(context))
 
 
 def _named(context: Context, names: list[str]) -> Iterator[Clue]:
@@ -51,7 +50,8 @@ def _named(context: Context, names: list[str]) -> Iterator[Clue]:
         yield Clue("parameter", naming.forward_of(owner), name=name, values=values)
 
 
-def _past(context: Context) -> Iterator[Clue]:
+def gather_past_backward(context: Context) -> Iterator[Clue]:
+    """Yield the last backward before."""
     past = [] if context.backwards is None else context.backwards.before(context.core.clock + 1)
     for one in past[-1:]:
         yield Clue("past_backward", symbolise(one.stack), op=one.via)
@@ -71,13 +71,6 @@ def _checkpoints(context: Context) -> Iterator[Clue]:
             yield call
 
 
-SHARDED_ROWS = (
-    "sharded_after_inference",
-    "sharded_called_past",
-    "sharded_changed_between",
-    "sharded_second_order",
-    "sharded_shape_changed",
-)
 _REPORTED = 3
 
 

@@ -5,10 +5,9 @@ topic that serves the row. The result holds no tensor and no frame. An error of 
 backward is examined where it leaves the engine, while graph and variables are unchanged; the Failure is then kept on
 the exception until it is known whether the program ends by it.
 
-A topic is a pair of names in a module of its theme: ``<TOPIC>_ROWS``, the slugs of the catalogue's rows it serves, and
-``gather_<topic>(context)``, which returns the clues of a :class:`gradsan.errors.context.Context` and documents their
-roles in the module's docstring. It is registered in ``_TOPICS``. A clue holds no tensor and no frame; its facts are
-found here, their meaning in ``diagnose/failures``.
+A topic is a function ``gather_<topic>(context)``, which returns the clues of a :class:`gradsan.errors.context.Context`;
+their roles are in its module's docstring. ``_TOPICS`` has the catalogue's rows that it serves. A clue holds no tensor
+and no frame; its facts are found here, their meaning in ``diagnose/failures``.
 
 Python's filters decide first whether a warning is shown, once or always; only shown warnings come here, and they are
 passed on unchanged.
@@ -20,7 +19,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from gradsan.catalogue import place_raised, recognise
@@ -38,32 +37,52 @@ from gradsan.record.log import Log
 from gradsan.record.stacks import is_own_file, is_user_file, of_traceback, symbolise
 from gradsan.record.steps import BackwardRecord
 
-_TOPICS: tuple[tuple[tuple[str, ...], Callable[[Context], tuple[Clue, ...]]], ...] = (
-    (refused_writes.WRITTEN_ROWS, refused_writes.gather_written),
-    (freed_graphs.SECOND_BACKWARD_ROWS, freed_graphs.gather_second_backward),
-    (refused_writes.VIEWS_ROWS, refused_writes.gather_views),
-    (graph_nodes.LATER_ROWS, graph_nodes.gather_later),
-    (refused_writes.LIVE_ROWS, refused_writes.gather_live),
-    (graph_nodes.GRAPH_NODES_ROWS, graph_nodes.gather_graph_nodes),
-    (refused_writes.NON_LEAF_ROWS, refused_writes.gather_non_leaf),
-    (functions.CHECKPOINTED_ROWS, functions.gather_checkpointed),
-    (compiled.TRACED_ROWS, compiled.gather_traced),
-    (functions.CUSTOM_FUNCTIONS_ROWS, functions.gather_custom_functions),
-    (functions.CACHED_ROWS, functions.gather_cached),
-    (functions.OPERATORS_ROWS, functions.gather_operators),
-    (distributed.DATA_PARALLEL_ROWS, distributed.gather_data_parallel),
-    (functions.HOOKS_REFUSED_ROWS, functions.gather_hooks_refused),
-    (distributed.SHARDED_ROWS, distributed.gather_sharded),
+_TOPICS: tuple[tuple[Callable[[Context], Iterable[Clue]], Collection[str]], ...] = (
+    (refused_writes.gather_written, (*refused_writes.OPERAND, *refused_writes.WRITTEN_ONLY)),
+    (refused_writes.gather_stale_view, ("multi_view_base_written", "unrecorded_view_base_written")),
+    (refused_writes.gather_hooked_modules, ("function_view_inplace",)),
+    (refused_writes.gather_live, ("no_graph",)),
+    (refused_writes.gather_non_leaf, ("grad_of_non_leaf",)),
+    (freed_graphs.gather_second_backward, ("freed_graph",)),
+    (graph_nodes.gather_overlapping_writes, ("memory_overlap",)),
+    (graph_nodes.gather_negative_slope, ("negative_slope",)),
+    (graph_nodes.gather_detached, ("saved_detached",)),
+    (graph_nodes.gather_inputs, ("unused_in_graph", "input_needs_no_gradient")),
+    (graph_nodes.gather_loss, ("output_not_scalar",)),
+    (graph_nodes.gather_node, ("differentiated_once_only", "derivative_missing", "nan_in_backward")),
+    (graph_nodes.gather_node, ("custom_backward_count", "custom_backward_shape", "custom_backward_type")),
+    (functions.gather_checkpointed, ("checkpoint_count", "checkpoint_metadata", "checkpoint_input_plain")),
+    (functions.gather_checkpointed, functions.RUN_AGAIN),
+    (functions.gather_applied, ("dirty_not_input",)),
+    (functions.gather_running, ("saved_read_twice", "checkpoint_unpacked_twice")),
+    (functions.gather_cached, ("cached_overwritten",)),
+    (functions.gather_operator, ("undeclared_mutation", "undeclared_mutation_checked")),
+    (functions.gather_dispatcher, ("view_same_as_base", "view_with_history")),
+    (functions.gather_hooks_refused, ("hooks_disabled", "hooks_under_transform")),
+    (compiled.gather_traced, ("compiled_version_error", "compiled_inputs_share")),
+    (distributed.gather_reduced_twice, ("ready_twice",)),
+    (distributed.gather_unfinished, ("reduction_unfinished",)),
+    (distributed.gather_past_backward, ("hooks_on_freed",)),
+    (
+        distributed.gather_sharded,
+        (
+            "sharded_after_inference",
+            "sharded_called_past",
+            "sharded_changed_between",
+            "sharded_second_order",
+            "sharded_shape_changed",
+        ),
+    ),
 )
 
 
 def gather(context: Context) -> tuple[Clue, ...]:
     """Return the clues of every topic that serves the row. A topic that fails is left out."""
     found: list[Clue] = []
-    for rows, look in _TOPICS:
+    for look, rows in _TOPICS:
         if context.row in rows:
             try:
-                found += look(context)
+                found += tuple(look(context))
             except Exception:
                 if os.environ.get("GRADSAN_DEBUG"):
                     raise

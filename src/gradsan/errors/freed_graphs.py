@@ -28,8 +28,6 @@ from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord, StepRecord
 
-SECOND_BACKWARD_ROWS = ("freed_graph",)
-
 _MOST_LOOKED_AT = 500
 
 

@@ -21,7 +21,6 @@ Roles: ``cached`` (the operation that made it: ``op``; ``values``: ``shape``, ``
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
@@ -36,13 +35,14 @@ from gradsan.model import Clue
 from gradsan.record.ledger import RawWrite
 from gradsan.record.stacks import definition_site, is_user_file, symbolise
 
-CUSTOM_FUNCTIONS_ROWS = ("saved_read_twice", "checkpoint_unpacked_twice", "dirty_not_input")
+
+def gather_applied(context: Context) -> tuple[Clue, ...]:
+    """Return the Function whose forward was running."""
+    return _defined(_applied(context), "forward")
 
 
-def gather_custom_functions(context: Context) -> tuple[Clue, ...]:
-    """Return the Function whose forward or backward was running."""
-    if context.row == "dirty_not_input":
-        return _defined(_applied(context), "forward")
+def gather_running(context: Context) -> tuple[Clue, ...]:
+    """Return the Function whose backward was running."""
     node = _running(context)
     found = _defined(_torch.function_class(node), "backward")
     call = None if node is None else of_node(context.core, node, "node")
@@ -82,17 +82,11 @@ def _defined(function: Any, method: str) -> tuple[Clue, ...]:
     return (Clue("definition", definition_site(code), name=function.__name__),)
 
 
-_UNDECLARED = ("undeclared_mutation", "undeclared_mutation_checked")
-_NOT_FRESH = ("view_same_as_base", "view_with_history")
-OPERATORS_ROWS = (*_UNDECLARED, *_NOT_FRESH)
-
 _WRITES_SHOWN = 3
 
 
-def gather_operators(context: Context) -> tuple[Clue, ...]:
-    """Return the operator and its writes; or the classes that dispatch operators."""
-    if context.row in _NOT_FRESH:
-        return tuple(_dispatchers(context.frame))[:1]
+def gather_operator(context: Context) -> tuple[Clue, ...]:
+    """Return the operator and its writes."""
     function = _torch.checked_operator(context.error)
     code = getattr(function, "__code__", None)
     if code is None or not is_user_file(code.co_filename):
@@ -107,19 +101,18 @@ def _codes(stack: Any) -> tuple[Any, ...]:
     return tuple(getattr(stack, "codes", ()))
 
 
-def _dispatchers(frame: Any) -> Iterator[Clue]:
-    """Yield the classes with their own ``__torch_dispatch__`` among the user's frames' variables, nearest first."""
+def gather_dispatcher(context: Context) -> tuple[Clue, ...]:
+    """Return the nearest class with its own ``__torch_dispatch__`` among the variables of the user's frames."""
+    frame: Any = context.frame
     while frame is not None:
         for value in (*_torch.locals_of(frame).values(), *frame.f_globals.values()):
             kind = value if isinstance(value, type) else type(value)
             method = vars(kind).get("__torch_dispatch__")
             code = getattr(inspect.unwrap(getattr(method, "__func__", method)), "__code__", None) if method else None
             if code is not None and is_user_file(code.co_filename):
-                yield Clue("dispatcher", definition_site(code), name=kind.__name__)
+                return (Clue("dispatcher", definition_site(code), name=kind.__name__),)
         frame = frame.f_back
-
-
-HOOKS_REFUSED_ROWS = ("hooks_disabled", "hooks_under_transform")
+    return ()
 
 
 def gather_hooks_refused(context: Context) -> tuple[Clue, ...]:
@@ -129,8 +122,8 @@ def gather_hooks_refused(context: Context) -> tuple[Clue, ...]:
     return (Clue("hooks", name=name, values={"are_outside": are_outside}),)
 
 
-_AGAIN = ("leaf_inplace", "leaf_view_inplace", "cached_overwritten", "checkpoint_unpacked_twice")
-CHECKPOINTED_ROWS = ("checkpoint_count", "checkpoint_metadata", "checkpoint_input_plain", *_AGAIN)
+RUN_AGAIN = ("leaf_inplace", "leaf_view_inplace", "cached_overwritten", "checkpoint_unpacked_twice")
+"""Rows that are raised, too, while a backward runs a checkpointed function again."""
 
 
 def gather_checkpointed(context: Context) -> tuple[Clue, ...]:
@@ -146,7 +139,7 @@ def gather_checkpointed(context: Context) -> tuple[Clue, ...]:
                     name=_name(function, code),
                     values={"trains": _trains(function)},
                 )
-                return (clue,) if rerun is None or context.row not in _AGAIN else (clue, rerun)
+                return (clue,) if rerun is None or context.row not in RUN_AGAIN else (clue, rerun)
     return ()
 
 
@@ -168,9 +161,6 @@ def _code_of(function: Any) -> CodeType | None:
         method = getattr(kind, "forward", None) or vars(kind).get("__call__")
         code = getattr(method, "__code__", None)
     return code if isinstance(code, CodeType) else None
-
-
-CACHED_ROWS = ("cached_overwritten",)
 
 
 def gather_cached(context: Context) -> tuple[Clue, ...]:

@@ -27,31 +27,12 @@ from gradsan.model import Clue, Frame, Site
 from gradsan.record.ledger import RawWrite, call_that_made
 from gradsan.record.stacks import file_of, is_user_file, symbolise
 
-_WANTED = ("unused_in_graph", "input_needs_no_gradient")
-_NAMED = (
-    "custom_backward_count",
-    "custom_backward_shape",
-    "custom_backward_type",
-    "nan_in_backward",
-    "derivative_missing",
-)
-GRAPH_NODES_ROWS = (*_WANTED, *_NAMED, "differentiated_once_only", "output_not_scalar")
 
-
-def gather_graph_nodes(context: Context) -> tuple[Clue, ...]:
-    """Return the clues from the graph of the failed backward."""
-    if context.row in _WANTED:
-        return tuple(_inputs(context))
-    if context.row == "output_not_scalar":
-        return tuple(_loss(context))
-    if context.backward is None:
-        return ()
-    return tuple(_nodes(context))
-
-
-def _nodes(context: Context) -> Iterator[Clue]:
+def gather_node(context: Context) -> Iterator[Clue]:
+    """Yield the Node that the message means, in the graph of the failed backward."""
     backward = context.backward
-    assert backward is not None
+    if backward is None:
+        return
     wanted = context.values.get("function", "")
     order = walk.engine_order(backward.roots, context.inputs, backward.via == "backward")
     if wanted:
@@ -83,7 +64,8 @@ def _def_line(code: Any) -> int:
     return line
 
 
-def _inputs(context: Context) -> Iterator[Clue]:
+def gather_inputs(context: Context) -> Iterator[Clue]:
+    """Yield the inputs that a gradient was asked for, and the writes that rebased them."""
     index = context.values.get("index")
     inputs = context.inputs
     chosen = [inputs[int(index)]] if index is not None and int(index) < len(inputs) else list(inputs)
@@ -110,7 +92,8 @@ def _older_in(node: Any, reached: set[Any]) -> bool:
     return node not in reached and any(child in reached for child, _ in node.next_functions if child is not None)
 
 
-def _loss(context: Context) -> Iterator[Clue]:
+def gather_loss(context: Context) -> Iterator[Clue]:
+    """Yield the tensor whose backward was called."""
     own = context.site.user_frame
     name = None if own is None else source.method_receiver(own)
     tensor = None if name is None or context.frame is None else tensor_of(context.frame, name)
@@ -122,24 +105,32 @@ def _loss(context: Context) -> Iterator[Clue]:
     yield Clue("loss", None if made is None else symbolise(made.stack), name=name, values=facts)
 
 
-LATER_ROWS = ("memory_overlap", "negative_slope", "saved_detached")
-
-
-def gather_later(context: Context) -> tuple[Clue, ...]:
-    """Return the clues from the logs; none for an error raised at the statement."""
+def gather_negative_slope(context: Context) -> tuple[Clue, ...]:
+    """Return the call that made the failing Node; nothing for an error raised at the statement."""
     if context.backward is None or context.is_at_statement:
         return ()
-    if context.row == "negative_slope":
-        for node in walk.engine_order(context.backward.roots, context.inputs, context.backward.via == "backward"):
-            slope = _torch.saved_number(node, "negative_slope")
-            if slope is not None and slope < 0:
-                clue = of_node(context.core, node, "forward")
-                return () if clue is None else (clue,)
-        return ()
-    writes = [RawWrite(*entry) for entry in context.core.writes()]
-    if context.row == "saved_detached":
-        return tuple(Clue("detached", symbolise(raw.stack), op=raw.op) for raw in writes if raw.op == "detach_")[-3:]
-    overlapping = [raw for raw in writes if _overlaps_itself(raw)]
+    for node in walk.engine_order(context.backward.roots, context.inputs, context.backward.via == "backward"):
+        slope = _torch.saved_number(node, "negative_slope")
+        if slope is not None and slope < 0:
+            clue = of_node(context.core, node, "forward")
+            return () if clue is None else (clue,)
+    return ()
+
+
+def _writes_before(context: Context) -> list[RawWrite]:
+    """Return the logged writes; none for an error raised at the statement."""
+    return [] if context.is_at_statement else [RawWrite(*entry) for entry in context.core.writes()]
+
+
+def gather_detached(context: Context) -> tuple[Clue, ...]:
+    """Return the last logged ``detach_``."""
+    writes = _writes_before(context)
+    return tuple(Clue("detached", symbolise(raw.stack), op=raw.op) for raw in writes if raw.op == "detach_")[-3:]
+
+
+def gather_overlapping_writes(context: Context) -> tuple[Clue, ...]:
+    """Return the last logged writes to tensors with several elements at one place."""
+    overlapping = [raw for raw in _writes_before(context) if _overlaps_itself(raw)]
     stacks = [raw.stack for raw in overlapping]
     return tuple(
         Clue(

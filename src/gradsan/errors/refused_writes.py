@@ -67,8 +67,8 @@ def _is_integer(tensor: Any) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex())
 
 
-# The rows whose tensor the source shows as the written one, and otherwise the test for the message's tensor.
-_OPERAND: dict[str, Callable[[Any], bool]] = {
+# Tests for the tensor of the message, by row, where the source does not show it as the written one.
+OPERAND: dict[str, Callable[[Any], bool]] = {
     "apply_requires_grad": _requires_grad,
     "data_incompatible": _requires_grad,
     "data_not_floating": _requires_grad,
@@ -91,7 +91,7 @@ _OPERAND: dict[str, Callable[[Any], bool]] = {
     "resize_requires_grad": _requires_grad,
     "unrecorded_view_base_written": _torch.is_refused,
 }
-_WRITTEN_ONLY = (
+WRITTEN_ONLY = (
     "function_view_inplace",
     "memory_overlap",
     "multi_view_inplace",
@@ -104,7 +104,8 @@ _WRITTEN_ONLY = (
     "vmap_writes_smaller",
 )
 _LEAF_ROWS = ("leaf_inplace", "leaf_view_inplace")
-WRITTEN_ROWS = (*_OPERAND, *_WRITTEN_ONLY)
+_READING = ("deepcopy_of_result", "inference_saved", "multi_view_base_written", "unrecorded_view_base_written")
+"""Rows whose tensor the statement only reads."""
 
 
 def gather_written(context: Context) -> tuple[Clue, ...]:
@@ -144,12 +145,9 @@ def _value_learns(frame: Any, own: Frame, written: Any) -> bool:
     return first_named(frame, names, lambda one: learns_elsewhere(one, written)) is not None
 
 
-_READING = ("deepcopy_of_result", "inference_saved", "multi_view_base_written", "unrecorded_view_base_written")
-
-
 def _operand(context: Context) -> tuple[str, Any] | None:
     """Return the first operand of the statement that the message may mean, also in an object's attribute."""
-    own, wanted = context.site.user_frame, _OPERAND.get(context.row)
+    own, wanted = context.site.user_frame, OPERAND.get(context.row)
     if own is None or wanted is None or context.frame is None:
         return None
     statement = source.statement_at(own)
@@ -166,14 +164,8 @@ def _operand(context: Context) -> tuple[str, Any] | None:
     return None
 
 
-_BASE_WRITTEN = ("multi_view_base_written", "unrecorded_view_base_written")
-VIEWS_ROWS = (*_BASE_WRITTEN, "function_view_inplace")
-
-
-def gather_views(context: Context) -> tuple[Clue, ...]:
-    """Return the writes, or the module."""
-    if context.row == "function_view_inplace":
-        return _hooked_modules(context)
+def gather_stale_view(context: Context) -> tuple[Clue, ...]:
+    """Return the writes to the memory of the view; for an error of a backward the view, too."""
     if context.frame is None:
         return ()
     if context.backward is None:
@@ -188,7 +180,7 @@ def gather_views(context: Context) -> tuple[Clue, ...]:
     return (target, *((made,) if made else ()), *writes_to(context.core, found.tensor))
 
 
-def _hooked_modules(context: Context) -> tuple[Clue, ...]:
+def gather_hooked_modules(context: Context) -> tuple[Clue, ...]:
     """Return the running modules that have backward hooks, else those held by live variables."""
     called = [_torch.locals_of(frame).get("self") for frame in context.frames if frame.f_code.co_name == "_call_impl"]
     running = [one for one in called if isinstance(one, nn.Module) and _torch.has_backward_hooks(one)]
@@ -210,7 +202,6 @@ def _module_clue(name: str, module: Any, certain: bool) -> Clue:
     return Clue("hooked_module", name=name or None, values={"module": type(module).__name__, "certain": certain})
 
 
-LIVE_ROWS = ("no_graph",)
 _MOST_BACKWARDS = 16
 
 
@@ -242,9 +233,6 @@ def _has_run_before(context: Context, past: list[PastBackward]) -> bool:
 
 def _user_lines(site: Site) -> list[tuple[str, int]]:
     return [(one.file, one.line) for one in site.frames if one.is_user]
-
-
-NON_LEAF_ROWS = ("grad_of_non_leaf",)
 
 
 def gather_non_leaf(context: Context) -> tuple[Clue, ...]:

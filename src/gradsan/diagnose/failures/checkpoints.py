@@ -26,8 +26,6 @@ from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts, statements
 from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Label, Message, NamedTensor
 
-CACHED_VALUE_OVERWRITTEN_ROWS = ("cached_overwritten",)
-
 
 def cached_value_overwritten(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure; with the writes where they were logged."""
@@ -85,12 +83,6 @@ def _tensor(cached: Clue | None, name: str | None) -> NamedTensor | None:
     return parts.tensor_of(cached, name)
 
 
-CHECKPOINT_DIFFERS_ROWS = (
-    "checkpoint_metadata",
-    "checkpoint_count",
-)
-
-
 def checkpoint_differs(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure."""
     function = parts.clue(failure, "checkpointed")
@@ -111,9 +103,6 @@ def checkpoint_differs(failure: Failure) -> Diagnosis | None:
     )
 
 
-CHECKPOINT_FORM_NOT_SAID_ROWS = ("checkpoint_form_not_said",)
-
-
 def checkpoint_form_not_said(failure: Failure) -> Diagnosis | None:
     """Diagnose every such warning: a note, as the gradients of both forms are the same where both work."""
     return statements.stopped(
@@ -130,9 +119,6 @@ def checkpoint_form_not_said(failure: Failure) -> Diagnosis | None:
 
 def _not_reentrant(frame: Frame) -> source.Change | None:
     return source.add_keyword(frame, "use_reentrant", "False")
-
-
-CHECKPOINT_INPUT_PLAIN_ROWS = ("checkpoint_input_plain",)
 
 
 def checkpoint_input_plain(failure: Failure) -> Diagnosis | None:
@@ -153,15 +139,7 @@ def checkpoint_input_plain(failure: Failure) -> Diagnosis | None:
     )
 
 
-SAVED_HOOKS_REFUSED_ROWS = (
-    "hooks_disabled",
-    "hooks_set_again",
-    "hooks_on_freed",
-    "hooks_on_none",
-    "hooks_under_transform",
-)
-
-_FIXES = {
+HOOK_FIXES = {
     "hooks_set_again": "one_pair_of_hooks",
     "hooks_on_freed": "hooks_before_backward",
     "hooks_on_none": "skip_empty_slots",
@@ -186,7 +164,7 @@ def saved_hooks_refused(failure: Failure) -> Diagnosis | None:
         role="used",
         explanation=f"explanation.{failure.row}",
         between=parts.label_of(parts.clue(failure, "past_backward"), "freed", "label.freed_before", {}),
-        fixes=lambda values: (parts.fix(_FIXES[failure.row], "preserved", values),),
+        fixes=lambda values: (parts.fix(HOOK_FIXES[failure.row], "preserved", values),),
     )
 
 
@@ -203,7 +181,7 @@ def _in_region(failure: Failure, are_outside: bool, owner: str | None) -> Diagno
         around = statements.at_frame("created", first[0], Message(key, {"hooks": name}))
 
     def fixes(values: Mapping[str, Any]) -> tuple[Fix, ...]:
-        found = [parts.fix(_FIXES[failure.row], "preserved", values)]
+        found = [parts.fix(HOOK_FIXES[failure.row], "preserved", values)]
         if owner in _SPARING and failure.row == "hooks_disabled":
             found.append(parts.fix("without_sparing_hooks", "preserved", values))
         return tuple(found)
@@ -222,12 +200,6 @@ def _in_region(failure: Failure, are_outside: bool, owner: str | None) -> Diagno
     )
 
 
-SAVED_TENSOR_HOOK_MISUSED_ROWS = (
-    "pack_hook_writes",
-    "unpack_hook_result",
-)
-
-
 def saved_tensor_hook_misused(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure."""
     fix = "clone_in_hook" if failure.row == "pack_hook_writes" else "unpack_a_tensor"
@@ -240,9 +212,6 @@ def saved_tensor_hook_misused(failure: Failure) -> Diagnosis | None:
         explanation=f"explanation.{failure.row}",
         fixes=lambda values: (parts.fix(fix, "preserved", values),),
     )
-
-
-SAVED_VALUE_READ_TWICE_ROWS = ("saved_read_twice", "checkpoint_unpacked_twice")
 
 
 def saved_value_read_twice(failure: Failure) -> Diagnosis | None:

@@ -22,8 +22,6 @@ from gradsan.diagnose.names import inputs_by_role
 from gradsan.diagnose.needs import Need, need_of
 from gradsan.model import Clue, Diagnosis, Failure, Fix, Label, Message, NamedTensor, Why
 
-COMPILED_INPUT_UNSUPPORTED_ROWS = ("compiled_inputs_share", "compiled_backward_writes")
-
 
 def compiled_input_unsupported(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure."""
@@ -46,9 +44,6 @@ def compiled_input_unsupported(failure: Failure) -> Diagnosis | None:
             parts.fix("outside_of_compile", "preserved", values),
         ),
     )
-
-
-COMPILED_OVERWRITTEN_ROWS = ("compiled_version_error",)
 
 
 def compiled_overwritten(failure: Failure) -> Diagnosis | None:
@@ -142,9 +137,6 @@ def _why(need: Need | None, values: Mapping[str, Any]) -> Why | None:
     return Why(need.formula, Message(key, {**values, "op": need.op, "formula": need.formula}))
 
 
-UNDECLARED_MUTATION_ROWS = ("undeclared_mutation", "undeclared_mutation_checked")
-
-
 def undeclared_mutation(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure; with the operator's definition and its writes where it is Python."""
     operator = parts.clue(failure, "operator")
@@ -179,8 +171,7 @@ def undeclared_mutation(failure: Failure) -> Diagnosis | None:
     )
 
 
-COMPILED_MEMORY_REUSED_ROWS = ("donated_buffers", "cudagraph_overwritten")
-_INSTEAD = {
+REUSE_FIXES = {
     "donated_buffers": ("sum_losses", "donated_buffer_off"),
     "cudagraph_overwritten": ("clone_graph_result", "mark_step_begin"),
 }
@@ -194,5 +185,5 @@ def compiled_memory_reused(failure: Failure) -> Diagnosis | None:
         "compiled_memory_reused",
         explanation=f"explanation.{failure.row}",
         labels=label_texts.at("used", failure.site, Message(f"label.{failure.row}")),
-        fixes=tuple(parts.fix(kind, "preserved", {}) for kind in _INSTEAD[failure.row]),
+        fixes=tuple(parts.fix(kind, "preserved", {}) for kind in REUSE_FIXES[failure.row]),
     )

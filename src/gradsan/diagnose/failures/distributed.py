@@ -14,8 +14,6 @@ from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts, statements
 from gradsan.model import Diagnosis, Failure, Fix, Frame, Label, Message
 
-GRADIENT_REDUCED_TWICE_ROWS = ("ready_twice",)
-
 
 def gradient_reduced_twice(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure; with the calls of reentrant checkpoint, where those are the reason."""
@@ -45,9 +43,6 @@ def gradient_reduced_twice(failure: Failure) -> Diagnosis | None:
     )
 
 
-REDUCTION_UNFINISHED_ROWS = ("reduction_unfinished",)
-
-
 def reduction_unfinished(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure; with the parameters' names where the wrapped module was found."""
     parameters = parts.clues(failure, "parameter")
@@ -74,7 +69,7 @@ def reduction_unfinished(failure: Failure) -> Diagnosis | None:
     )
 
 
-_FIXES = {
+SHARDED_FIXES = {
     "sharded_after_inference": "no_grad_before_training",
     "sharded_called_past": "call_sharded_module",
     "sharded_changed_between": "change_between_rounds",
@@ -84,14 +79,13 @@ _FIXES = {
     "sharded_shape_changed": "change_before_sharding",
 }
 _CHANGED = ("change_between_rounds", "change_before_sharding", "first_order_only")
-SHARDED_RULE_BROKEN_ROWS = tuple(sorted(_FIXES))
 
 
 def sharded_rule_broken(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure: the rule, its parameters, the place."""
     parameters = parts.clue(failure, "parameters")
     names = parameters.name if parameters is not None and parameters.name else Message("label.its_parameters")
-    kind = _FIXES[failure.row]
+    kind = SHARDED_FIXES[failure.row]
 
     def fixes(values: object) -> tuple[Fix, ...]:
         lines = statements.changed(failure, _original) if kind == "use_original_parameters" else ()

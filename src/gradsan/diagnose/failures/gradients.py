@@ -17,8 +17,6 @@ from gradsan.diagnose.failures import parts
 from gradsan.diagnose.levels import place
 from gradsan.model import Clue, Diagnosis, Failure, Fix, Message, NamedTensor
 
-GRADIENT_KEPT_ROWS = ("gradient_never_cleared",)
-
 
 def gradient_kept(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure that has a leaf with a name."""
@@ -62,9 +60,6 @@ def _gradient_of(leaf: Clue) -> NamedTensor:
     return parts.tensor_of(leaf, f"{leaf.name}.grad")
 
 
-GRADIENT_OVERWRITTEN_ROWS = ("gradient_overwritten",)
-
-
 def gradient_overwritten(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure: a warning where another branch still needs the gradient, else a note."""
     gradient, branching, sibling = (parts.clue(failure, role) for role in ("gradient", "branching", "sibling"))
@@ -95,9 +90,6 @@ def gradient_overwritten(failure: Failure) -> Diagnosis | None:
         tensor=parts.tensor_of(gradient),
         fixes=(parts.fix("return_new_gradient", "changed" if is_shared else "preserved", values),),
     )
-
-
-UPDATE_LOST_ROWS = ("update_not_differentiated",)
 
 
 def update_lost(failure: Failure) -> Diagnosis | None:
@@ -132,9 +124,6 @@ def update_lost(failure: Failure) -> Diagnosis | None:
 
 def _update_shown(updated: Clue) -> str:
     return f"{updated.name}.data = ..." if updated.op == "data =" else label_texts.as_written(updated.op)
-
-
-HOOK_LOST_ROWS = ("hook_lost",)
 
 
 def hook_lost(failure: Failure) -> Diagnosis | None:

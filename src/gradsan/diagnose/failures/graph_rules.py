@@ -34,7 +34,7 @@ class Rule:
 _RETURNS = Rule("GS410", "custom_backward_returns", "asked_here", (("return_one_each", "preserved"),))
 _GRAD = Rule("GS412", "gradient_does_not_fit", "failed_here", (("fit_gradient", "preserved"),))
 _HOOK = Rule("GS413", "hook_does_not_fit", "failed_here", (("fit_hook", "preserved"),))
-_RULES: Mapping[str, Rule] = {
+RULES: Mapping[str, Rule] = {
     "unused_in_graph": Rule("GS406", "input_not_in_graph", "asked_here", (("allow_unused", "changed"),)),
     "input_needs_no_gradient": Rule("GS407", "input_without_gradient", "asked_here", (("wanted_input", "changed"),)),
     "output_not_scalar": Rule(
@@ -64,12 +64,11 @@ _RULES: Mapping[str, Rule] = {
         "GS419", "old_backward_hook", "warned_here", (("full_backward_hook", "preserved"),), "note"
     ),
 }
-GRAPH_RULES_ROWS = tuple(_RULES)
 
 
 def graph_rules(failure: Failure) -> Diagnosis | None:
     """Diagnose every failure of these rows."""
-    rule = _RULES[failure.row]
+    rule = RULES[failure.row]
     told = parts.clue(failure, "input") or parts.clue(failure, "loss")
     frame = failure.site.user_frame
     receiver = None if frame is None else source.method_receiver(frame)

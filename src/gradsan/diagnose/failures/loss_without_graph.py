@@ -10,8 +10,6 @@ from gradsan.diagnose.failures import parts
 from gradsan.diagnose.levels import place, user_frames
 from gradsan.model import Diagnosis, Failure, Fix, Label, Lines, Message, NamedTensor, Site
 
-LOSS_WITHOUT_GRAPH_ROWS = ("no_graph",)
-
 _MODES = frozenset({"no_grad", "inference_mode", "grad_mode_off"})
 _MOST_SHOWN = 3
 

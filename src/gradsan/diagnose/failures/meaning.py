@@ -18,7 +18,6 @@ from gradsan.diagnose.failures.unreached import term_uncut
 from gradsan.diagnose.levels import place
 from gradsan.model import Clue, Diagnosis, Failure, Fix, Lines, Message, Site
 
-LOSS_CHANGED_ROWS = ("loss_changed",)
 _ARITHMETIC = frozenset(
     {
         *("add_", "sub_", "mul_", "div_", "addcmul_", "addcdiv_", "lerp_"),
@@ -63,9 +62,6 @@ def _is_computed_on(written: Clue, name: str) -> bool:
     )
 
 
-VALUE_CHANGED_ROWS = ("value_changed",)
-
-
 def value_changed(failure: Failure) -> Diagnosis | None:
     """Diagnose, as a warning, every such failure whose value has a name at the write."""
     computed, written, read = (parts.clue(failure, role) for role in ("computed", "written", "read"))
@@ -98,9 +94,6 @@ def value_changed(failure: Failure) -> Diagnosis | None:
 
 def _as_written(written: Clue) -> str:
     return label_texts.as_written(written.op or "?")
-
-
-INPUT_REUSED_ROWS = ("input_reused",)
 
 
 def input_reused(failure: Failure) -> Diagnosis | None:
@@ -139,9 +132,6 @@ def _layer_out_of_place(written: Clue, values: Mapping[str, object]) -> Fix:
     return parts.fix(kind, "changed", values, lines=lines, summary="help.layer_out_of_place")
 
 
-SAVED_EARLY_ROWS = ("saved_early",)
-
-
 def saved_early(failure: Failure) -> Diagnosis | None:
     """GS212, a warning, where the input is not marked dirty; where it is, the result may be intended: GS211, a note."""
     applied, saved, written = (parts.clue(failure, role) for role in ("applied", "saved", "written"))
@@ -171,9 +161,6 @@ def saved_early(failure: Failure) -> Diagnosis | None:
     )
 
 
-BUILT_ONCE_ROWS = ("value_built_once",)
-
-
 def built_once(failure: Failure) -> Diagnosis | None:
     """GS403 for a value whose reuse fails no backward: a warning, where it has a name."""
     built, updated, read = (parts.clue(failure, role) for role in ("built", "updated", "read"))
@@ -200,9 +187,6 @@ def built_once(failure: Failure) -> Diagnosis | None:
     )
 
 
-KEPT_FOR_ALL_CALLS_ROWS = ("kept_for_all_calls",)
-
-
 def kept_for_all_calls(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure as a warning."""
     applied, again = parts.clue(failure, "applied"), parts.clue(failure, "again")
@@ -227,9 +211,6 @@ def kept_for_all_calls(failure: Failure) -> Diagnosis | None:
     )
 
 
-TERM_CONSTANT_ROWS = ("term_is_constant",)
-
-
 def term_constant(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure as a warning."""
     asked = parts.clue(failure, "asked")
@@ -239,15 +220,9 @@ def term_constant(failure: Failure) -> Diagnosis | None:
     return _constant_joined(failure, "asked", "term_is_constant", "gradient", "create_graph", lines)
 
 
-PENALTY_CONSTANT_ROWS = ("penalty_is_constant",)
-
-
 def penalty_constant(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure: a warning; a note where the optimizer's weight decay may stand for it."""
     return _constant_joined(failure, "read", "penalty_is_constant", "penalty", "penalty_with_graph")
-
-
-TERM_CUT_ROWS = ("term_is_cut",)
 
 
 def term_cut(failure: Failure) -> Diagnosis | None:
@@ -300,9 +275,6 @@ def _constant_joined(
     )
 
 
-TERM_LOST_ROWS = ("term_lost",)
-
-
 def term_lost(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure: a warning where a value was detached; without one it may be intended."""
     term, reached, stepped = (parts.clue(failure, role) for role in ("term", "reached", "stepped"))
@@ -341,9 +313,6 @@ def _in_function_of(found: Clue, used: Site) -> Clue:
         if frame is not None and (one.file, one.function) == (frame.file, frame.function)
     ]
     return replace(found, site=Site(frames[: at[-1] + 1])) if at else found
-
-
-DATA_CHANGED_ROWS = ("data_changed_again",)
 
 
 def data_changed(failure: Failure) -> Diagnosis | None:

@@ -14,9 +14,8 @@ from gradsan.model import Diagnosis, Failure, Label, Lines, Message, NamedTensor
 
 _SHOWN = 40
 """Characters of a statement that a sentence quotes in full."""
-_KEPT_GRADIENT = "kept_gradient_changed"
-_RETURNED = "results_are_one"
-SECOND_NAME_ROWS = ("second_name_changed", "list_of_one", "argument_changed", _RETURNED, _KEPT_GRADIENT)
+KEPT_GRADIENT = "kept_gradient_changed"
+RETURNED = "results_are_one"
 
 
 def _warning(
@@ -56,16 +55,16 @@ def second_name(failure: Failure) -> Diagnosis | None:
     names = (written.name, read.name) if written.values.get("is_result") else (read.name, written.name)
     values = {"name": names[0], "written": names[1], "writer": writer, "function": bound.name or ""}
     caller = bound.site.frames[-1] if bound.site is not None and bound.name else None
-    if failure.row == _KEPT_GRADIENT:
+    if failure.row == KEPT_GRADIENT:
         change = source.copy_kept_gradient(frame, read.name)
-    elif failure.row == _RETURNED:
+    elif failure.row == RETURNED:
         change = None
     elif caller is not None:
         change = source.copy_argument(caller, read.name)
     else:
         change = source.copy_second_name(frame, written.name)
     lines = source.changed_lines((caller or frame).file, change)
-    help_key = {_KEPT_GRADIENT: "help.gradient_copied", _RETURNED: "help.result_copied"}.get(
+    help_key = {KEPT_GRADIENT: "help.gradient_copied", RETURNED: "help.result_copied"}.get(
         failure.row, "help.second_name_copied"
     )
     used = Message("label.new_value_used", {"name": names[0]})
@@ -76,15 +75,12 @@ def second_name(failure: Failure) -> Diagnosis | None:
             *parts.label_of(bound, "note", f"label.{failure.row}_bound", values),
             *parts.label_of(written, "written", f"label.{failure.row}_written", values),
             *parts.label_of(read, "saved", f"label.{failure.row}_read", values),
-            *(() if failure.row == _KEPT_GRADIENT else label_texts.at("used", failure.site, used)),
+            *(() if failure.row == KEPT_GRADIENT else label_texts.at("used", failure.site, used)),
         ),
         tensor=parts.tensor_of(written, written.name if failure.row == "list_of_one" else names[0]),
         lines=lines,
         help_key=help_key,
     )
-
-
-OWN_OPERAND_ROWS = ("own_operand", "own_difference")
 
 
 def own_operand(failure: Failure) -> Diagnosis | None:
@@ -104,9 +100,6 @@ def own_operand(failure: Failure) -> Diagnosis | None:
         tensor=parts.tensor_of(written, str(written.values.get("kept") or written.name)),
         help_key="help.own_operand",
     )
-
-
-KEPT_STATE_ROWS = ("state_restored_itself", "states_are_one")
 
 
 def kept_state(failure: Failure) -> Diagnosis | None:

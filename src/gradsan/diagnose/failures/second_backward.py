@@ -32,7 +32,6 @@ from gradsan.model import (
     Site,
 )
 
-SECOND_BACKWARD_ROWS = ("freed_graph",)
 CARRIED = ("GS401", "freed_state_carried_over")
 SHARED = ("GS402", "forward_shared_by_two_backwards")
 ONCE = ("GS403", "graph_built_once")

@@ -15,8 +15,6 @@ from gradsan.model import Diagnosis, Failure, Message
 _PERHAPS_MEANT = frozenset({"criterion", "left_out_end", "left_out_chosen", "unregistered_one"})
 _VARIANTS = re.compile("_(end|chosen|one)$")
 
-WITHOUT_OPTIMIZER_ROWS = ("parameter_without_optimizer",)
-
 
 def without_optimizer(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure: a note where it may be intended (a separate module, a model's end); else warn."""
@@ -52,9 +50,6 @@ def _way(evidence: str) -> str:
     return evidence if evidence in ("unregistered", "late", "unfrozen", "run_out") else "parameters"
 
 
-THROWN_AWAY_ROWS = ("gradient_thrown_away",)
-
-
 def thrown_away(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure: a warning where parameters were left without a gradient; else it only cost time."""
     gradient, cleared, stepped = (parts.clue(failure, role) for role in ("gradient", "cleared", "stepped"))
@@ -83,9 +78,6 @@ def thrown_away(failure: Failure) -> Diagnosis | None:
     )
 
 
-CLIP_ROWS = ("clip_without_effect",)
-
-
 def clip_without_effect(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure as a warning."""
     clip, stepped = parts.clue(failure, "clip"), parts.clue(failure, "stepped")
@@ -108,9 +100,6 @@ def clip_without_effect(failure: Failure) -> Diagnosis | None:
         ),
         fixes=(parts.fix("clip_list" if kind == "run_out" else "clip_between", "changed", values),),
     )
-
-
-SCHEDULE_ROWS = ("schedule_without_effect",)
 
 
 def schedule_without_effect(failure: Failure) -> Diagnosis | None:

@@ -18,21 +18,9 @@ from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Label, Lines, Me
 
 _ATTRIBUTES_SHOWN = 4
 
-UNREACHED_ROWS = ("leaf_lost", "parameter_not_reached", "parameter_behind_flat", "graph_grows", "grad_of_non_leaf")
 
-
-def unreached(failure: Failure) -> Diagnosis | None:
-    """Diagnose every failure of these rows."""
-    if failure.row == "leaf_lost":
-        return _lost(failure)
-    if failure.row == "graph_grows":
-        return _grows(failure)
-    if failure.row == "grad_of_non_leaf":
-        return _non_leaf(failure)
-    return _behind_flat(failure) if failure.row == "parameter_behind_flat" else _not_reached(failure)
-
-
-def _lost(failure: Failure) -> Diagnosis:
+def leaf_lost(failure: Failure) -> Diagnosis:
+    """GS420, a warning, for an optimizer that holds a leaf which the model no longer uses."""
     parameter, holder, replaced = (parts.clue(failure, role) for role in ("parameter", "holder", "replaced"))
     values = {"name": _name(parameter), "holder": _name(holder)}
     was_computed = replaced is not None and replaced.site is not None
@@ -55,7 +43,8 @@ def _lost(failure: Failure) -> Diagnosis:
     )
 
 
-def _not_reached(failure: Failure) -> Diagnosis:
+def parameter_not_reached(failure: Failure) -> Diagnosis:
+    """GS421: a warning where the optimizer gets no gradient at all, or a forward reads the parameter past its graph."""
     parameter, holder = parts.clue(failure, "parameter"), parts.clue(failure, "holder")
     counts = {} if parameter is None else parameter.values
     is_all = bool(counts) and counts["missing"] == counts["total"]
@@ -214,7 +203,8 @@ def _read_past_graph(failure: Failure, read: Clue, values: dict[str, object], te
     )
 
 
-def _behind_flat(failure: Failure) -> Diagnosis:
+def parameter_behind_flat(failure: Failure) -> Diagnosis:
+    """GS421, a warning, for a parameter behind an operation whose gradient is zero everywhere."""
     parameter, flat = parts.clue(failure, "parameter"), parts.clue(failure, "flat")
     count = 0 if parameter is None else parameter.count("parameters")
     values = {"name": _name(parameter), "op": parts.op_of(flat), "parameters": count}
@@ -234,7 +224,8 @@ def _behind_flat(failure: Failure) -> Diagnosis:
     )
 
 
-def _grows(failure: Failure) -> Diagnosis:
+def graph_grows(failure: Failure) -> Diagnosis:
+    """GS422, a warning, for a graph that every round makes longer."""
     grown = parts.clue(failure, "grown")
     facts = {} if grown is None else grown.values
     values = {
@@ -303,7 +294,8 @@ def _cut_growth(
     return parts.fix("detach_kept", "changed", values, lines=lines, summary="help.detach_each_round")
 
 
-def _non_leaf(failure: Failure) -> Diagnosis:
+def grad_of_non_leaf(failure: Failure) -> Diagnosis:
+    """GS409: a warning where an update made the tensor that was a leaf, else a note."""
     made = parts.clue(failure, "made")
     values = {"name": _name(made), "op": parts.op_of(made)}
     is_update = made is not None and bool(made.values.get("is_update"))

@@ -30,8 +30,6 @@ from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts, statements
 from gradsan.model import Clue, Diagnosis, Failure, Fix, Message, NamedTensor
 
-FUNCTION_VIEW_WRITTEN_ROWS = ("function_view_inplace",)
-
 
 def function_view_written(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure."""
@@ -65,12 +63,6 @@ def function_view_written(failure: Failure) -> Diagnosis | None:
     )
 
 
-VIEW_BASE_WRITTEN_ROWS = (
-    "multi_view_base_written",
-    "unrecorded_view_base_written",
-)
-
-
 def view_base_written(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure."""
     writes = tuple(
@@ -95,17 +87,8 @@ def view_base_written(failure: Failure) -> Diagnosis | None:
     )
 
 
-MARK_DIRTY_MISUSED_ROWS = (
-    "dirty_not_input",
-    "dirty_not_returned",
-    "dirty_view_of_several",
-)
-
-
 def mark_dirty_misused(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure."""
-    if failure.row == "dirty_not_input":
-        return _needless(failure)
     is_view = failure.row == "dirty_view_of_several"
     return statements.stopped(
         failure,
@@ -123,7 +106,7 @@ def mark_dirty_misused(failure: Failure) -> Diagnosis | None:
     )
 
 
-def _needless(failure: Failure) -> Diagnosis:
+def dirty_not_input(failure: Failure) -> Diagnosis:
     """Diagnose a tensor marked dirty that was no input: PyTorch only warns of it."""
     function = parts.clue(failure, "definition")
     values = {"function": function.name if function is not None else Message("label.a_function")}
@@ -141,9 +124,6 @@ def _needless(failure: Failure) -> Diagnosis:
     )
 
 
-VIEW_NOT_FRESH_ROWS = ("view_same_as_base", "view_with_history")
-
-
 def view_not_fresh(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure; with the class whose ``__torch_dispatch__`` ran, where a variable knows it."""
     dispatcher = parts.clue(failure, "dispatcher")
@@ -157,9 +137,6 @@ def view_not_fresh(failure: Failure) -> Diagnosis | None:
         between=parts.label_of(dispatcher, "note", "label.dispatcher", values),
         fixes=lambda filled: (parts.fix("fresh_view", "preserved", filled),),
     )
-
-
-SAVED_TENSOR_DETACHED_ROWS = ("saved_detached",)
 
 
 def saved_tensor_detached(failure: Failure) -> Diagnosis | None:
@@ -179,9 +156,6 @@ def saved_tensor_detached(failure: Failure) -> Diagnosis | None:
     )
 
 
-NEGATIVE_SLOPE_IN_PLACE_ROWS = ("negative_slope",)
-
-
 def negative_slope_in_place(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure."""
     forward = parts.clue(failure, "forward")
@@ -194,8 +168,6 @@ def negative_slope_in_place(failure: Failure) -> Diagnosis | None:
         fixes=lambda values: (parts.fix("disable_inplace_module", "preserved", values),),
     )
 
-
-LEAF_WRITTEN_ROWS = ("leaf_inplace", "leaf_view_inplace", "leaf_marked_dirty")
 
 _PROJECTING = frozenset({"clamp_", "clamp_max_", "clamp_min_", "clip_", "renorm_"})
 _FILLING = frozenset({"fill_", "zero_", "copy_", "normal_", "uniform_", "random_", "__setitem__", "fill_diagonal_"})
@@ -334,9 +306,6 @@ def _fixes(failure: Failure, purpose: str, values: Mapping[str, Any]) -> tuple[F
 def _is_for_caller(failure: Failure) -> bool:
     frame = failure.site.user_frame
     return frame is not None and source.written_for_caller(frame, _op(failure))
-
-
-EXPANDED_WRITTEN_ROWS = ("memory_overlap",)
 
 
 def expanded_written(failure: Failure) -> Diagnosis | None:
