@@ -1,8 +1,9 @@
 """Small training programs in the style of users, with right and harmful versions of them made by hand.
 
 A case (``users/NAME.toml``) holds a program that fails, or trains wrongly in silence, and edits that make it right or
-harmful. What a version comes to is what it prints last: the sums of its trained parameters. Every version runs in a
-process of its own, forked from one that has imported torch.
+harmful. What a version comes to is what it prints last: the sums of its trained parameters. The program is watched in a
+process of its own, forked from one that has imported torch; the versions of one case, which gradsan does not watch,
+share another: a fork takes longer than such a program.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ import io
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from forked import call_forked
 
@@ -58,9 +58,9 @@ def _edited(text: str, edits: list[list[str]]) -> str:
     return text
 
 
-def outcome(text: str, file: Path) -> Outcome:
-    """What the program comes to, run without gradsan."""
-    return _in_fork(_plain, text, file)
+def outcomes(texts: Sequence[str], file: Path) -> dict[str, Outcome]:
+    """What each of the programs comes to, run without gradsan; ``file`` is what it takes for its own."""
+    return dict(zip(texts, call_forked(_plain, tuple(texts), str(file)), strict=True)) if texts else {}
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,8 @@ class Found:
 
 def watched(text: str, file: Path) -> list[Found]:
     """What gradsan says of the program."""
-    return _in_fork(_watch, text, file)
+    file.write_text(text, encoding="utf-8")
+    return call_forked(_watch, text, str(file))
 
 
 def is_one_of(one: Outcome, others: Iterable[Outcome]) -> bool:
@@ -88,12 +89,7 @@ def _is_same(one: Outcome, other: Outcome) -> bool:
     return len(one) == len(other) and all(abs(a - b) <= 2e-6 * (1 + abs(b)) for a, b in zip(one, other, strict=True))
 
 
-def _in_fork(job: Any, text: str, file: Path) -> Any:
-    file.write_text(text, encoding="utf-8")
-    return call_forked(job, str(file))
-
-
-def _perform(file: str) -> tuple[str, BaseException | None]:
+def _perform(text: str, file: str) -> tuple[str, BaseException | None]:
     import torch
 
     os.chdir(Path(file).parent)
@@ -102,27 +98,30 @@ def _perform(file: str) -> tuple[str, BaseException | None]:
     module = {"__name__": "__main__", "__file__": file}
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
         try:
-            exec(compile(Path(file).read_text(encoding="utf-8"), file, "exec", dont_inherit=True), module)
+            exec(compile(text, file, "exec", dont_inherit=True), module)
         except Exception as error:
             raised = error
     return printed.getvalue(), raised
 
 
-def _plain(file: str) -> Outcome:
-    printed, raised = _perform(file)
+def _plain(texts: Sequence[str], file: str) -> list[Outcome]:
+    return [_outcome(*_perform(text, file)) for text in texts]
+
+
+def _outcome(printed: str, raised: BaseException | None) -> Outcome:
     if raised is not None:
         return f"{type(raised).__name__}: {raised}".splitlines()[0]
     finals = [line for line in printed.splitlines() if line.startswith("final")]
     return tuple(float(number) for line in finals for number in re.findall(r"-?\d+(?:\.\d*)?(?:e[-+]?\d+)?", line))
 
 
-def _watch(file: str) -> list[Found]:
+def _watch(text: str, file: str) -> list[Found]:
     from gradsan._session import Session
     from gradsan.repair.fixes import with_candidates, with_lines
 
     session = Session()
     session.start()
-    _, raised = _perform(file)
+    _, raised = _perform(text, file)
     if raised is not None:
         session.examine(raised)
     session.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,5 +93,11 @@ def test_changed_lines_leave_the_other_statements_on_their_line(
 
 def test_a_frame_without_its_column_leaves_the_file_as_it_is(file: str) -> None:
     count = len(source_lines(file))
-    assert on_own_lines(Frame(file, 13, "<module>"), lambda _: len(source_lines(file))) == count
-    assert on_own_lines(Frame(file, 3, "<module>"), lambda _: len(source_lines(file))) == count + 8
+    of_user = Frame(file, 13, "<module>", is_user=True)
+    assert on_own_lines(of_user, lambda _: len(source_lines(file))) == count
+    assert on_own_lines(replace(of_user, line=3), lambda _: len(source_lines(file))) == count + 8
+
+
+def test_files_of_libraries_are_not_split(file: str) -> None:
+    count = len(source_lines(file))
+    assert on_own_lines(Frame(file, 3, "<module>"), lambda _: len(source_lines(file))) == count

@@ -82,11 +82,13 @@ class _Split:
 def on_own_lines(value: _Value, work: Callable[[_Value], _Result]) -> _Result:
     """``work(value)``, evaluated with the statements of joined lines on lines of their own.
 
-    ``value`` and the result are made of dataclasses, tuples, lists and mappings. Where a frame on a joined line does
-    not know its column (Python 3.10), nothing is split.
+    ``value`` and the result are made of dataclasses, tuples, lists and mappings. Files of the user's are split: parsing
+    those of PyTorch takes longer than all the rest of a report. Where a frame on a joined line does not know its column
+    (Python 3.10), nothing is split.
     """
     frames = list(_frames(value))
-    splits = {file: split for file in {one.file for one in frames} if (split := _split_of(file)) is not None}
+    files = {one.file for one in frames if one.is_user}
+    splits = {file: split for file in files if (split := _split_of(file)) is not None}
     if not splits or any(one.file in splits and _is_undecided(splits[one.file], one) for one in frames):
         return work(value)
     texts = {file: tuple(part.indent + part.text for part in split.parts) for file, split in splits.items()}
