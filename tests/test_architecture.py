@@ -18,10 +18,10 @@ from cases import each
 SOURCES = Path(__file__).resolve().parent.parent / "src" / "gradsan"
 
 ORDER = (
-    "_lazy", "model", "text", "catalogue", "overlap", "_errors", "_imports", "heuristics", "source", "suppress",
-    "_editors", "options", "_torch", "record", "graph", "originals", "detect", "errors", "postmortem", "_watching",
-    "diagnose", "lint", "present", "_notes", "_terms", "_autopsy", "_session", "_ipython", "launch", "_enabled",
-    "_install", "_api", "repair", "cli", "integrations",
+    "_lazy", "_collector", "model", "text", "catalogue", "overlap", "_errors", "_imports", "heuristics", "source",
+    "suppress", "_editors", "options", "_torch", "record", "graph", "originals", "detect", "errors", "postmortem",
+    "_watching", "diagnose", "lint", "present", "_notes", "_terms", "_autopsy", "_session", "_ipython", "launch",
+    "_enabled", "_install", "_api", "repair", "cli", "integrations",
 )  # fmt: skip
 """Each imports only those before it, and itself."""
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gradsan import __version__
+from gradsan._collector import CollectorPaused
 from gradsan._terms import Mode, Terms
 from gradsan.launch import watched_process
 from gradsan.model import Conflict, Diagnosis, Evidence, Failure, Message, Program, Report, Seen
@@ -76,15 +77,17 @@ class Session:
         if unsupported is not None:
             self.problems = (unsupported,)
             return
-        from gradsan.record.recorder import recorder
+        # This makes modules, classes and wrappers, no garbage; collections would go through torch's objects, too.
+        with CollectorPaused():
+            from gradsan.record.recorder import recorder
 
-        self._forks = watched_process.forks()
-        self._recorder = recorder(self._native)
-        self._evidence = None
-        self._since = self._recorder.mark()
-        if self.on_finding is not None:
-            self._recorder.on_findings += (self.on_finding,)
-        self._stretch = self._recorder.start(self.mode, self._terms.asked())
+            self._forks = watched_process.forks()
+            self._recorder = recorder(self._native)
+            self._evidence = None
+            self._since = self._recorder.mark()
+            if self.on_finding is not None:
+                self._recorder.on_findings += (self.on_finding,)
+            self._stretch = self._recorder.start(self.mode, self._terms.asked())
         self.problems = tuple(self._recorder.watching.problems or ())
 
     def examine(self, error: BaseException) -> Failure | None:

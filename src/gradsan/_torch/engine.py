@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import graph as _graph
 
+from gradsan._collector import CollectorPaused
 from gradsan._torch.nodes import current_node
 
 
@@ -141,13 +141,8 @@ def frames_of_threads() -> dict[int, FrameType]:
     Meanwhile CPython holds a lock that the end of a ``threading.local`` needs, too: if garbage collection ended one,
     it would deadlock (3.11.7; https://github.com/python/cpython/issues/106883).
     """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
+    with CollectorPaused():
         return sys._current_frames()
-    finally:
-        if collects:
-            gc.enable()
 
 
 def callers_of_engine(frame: Any) -> list[Any]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import _thread
 import contextlib
 import functools
-import gc
 import re
 import signal
 import sys
@@ -27,6 +26,7 @@ from typing import Any
 import torch
 from torch.autograd.function import BackwardCFunction
 
+from gradsan._collector import CollectorPaused
 from gradsan._torch.modes import hushed, without_dispatch_modes
 
 SAVED_TENSORS: Any = BackwardCFunction.saved_tensors
@@ -311,9 +311,7 @@ def _read_under_guard(node: Any, attribute: str) -> tuple[Any, list[Any]]:
     # Gradsan's own property may replace it (handed_out.py).
     is_function = attribute == "saved_tensors" and isinstance(node, BackwardCFunction)
     # Garbage collection may run finalisers of the program's, which must not be ended.
-    collects = gc.isenabled()
-    with hushed(), without_dispatch_modes():
-        gc.disable()
+    with hushed(), without_dispatch_modes(), CollectorPaused():
         _reading.shown, _reading.given = shown, given
         sys.setprofile(_end_calls)
         try:
@@ -321,8 +319,6 @@ def _read_under_guard(node: Any, attribute: str) -> tuple[Any, list[Any]]:
         finally:
             sys.setprofile(None)
             _reading.shown = _reading.given = None
-            if collects:
-                gc.enable()
     # One operation has saved the whole list, so all of it has one pair of hooks, or none.
     hooked = list(value if isinstance(value, tuple) else (value,)) if shown else []
     hooked += [value if one.position is None else value[one.position] for one in given]

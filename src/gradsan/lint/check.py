@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import gc
 import io
 import re
 import tokenize
@@ -11,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from gradsan._collector import CollectorPaused
 from gradsan.lint._findings import Finding, Hit, Place, Spot
 from gradsan.lint.engine.program import read
 from gradsan.lint.mending import suggestion_for
@@ -118,19 +118,13 @@ def check(data: bytes, file: str, *, maybe: bool = False) -> Checked:
     lines = triggers(text)
     if not lines:
         return Checked(lines=count)
-    was_enabled = gc.isenabled()
-    # A syntax tree is many small objects, none of which is garbage yet: pause the collector.
-    gc.disable()
     try:
-        with warnings.catch_warnings():
+        # A syntax tree is many small objects, none of which is garbage yet.
+        with CollectorPaused(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            module = ast.parse(text)
-        hits = [_weighed(hit) for hit in read(module, lines, None if maybe else proofs(text))]
+            hits = [_weighed(hit) for hit in read(ast.parse(text), lines, None if maybe else proofs(text))]
     except (SyntaxError, ValueError, RecursionError) as problem:
         return Checked(lines=count, problem=str(problem))
-    finally:
-        if was_enabled:
-            gc.enable()
     rows = text.split("\n") if hits else []
     found = [_finding(hit, rows, file) for hit in _one_a_place(hits) if hit.is_sure or maybe]
     return Checked(tuple(sorted(found, key=lambda one: (one.at.line, one.at.column, one.code))), count)
