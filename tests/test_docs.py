@@ -42,11 +42,11 @@ def test_the_picture_of_the_house_names_what_is_there() -> None:
     assert sorted(name for name in named if not any((place / name).exists() for place in places)) == []
 
 
-def test_every_room_is_in_the_picture() -> None:
+def test_every_package_and_module_is_in_the_picture() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    rooms = {f"{path.name}/" for path in SOURCES.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    rooms |= {path.name for path in SOURCES.glob("*.py") if not path.name.startswith("__")}
-    assert sorted(room for room in rooms if f"`{room}`" not in text) == []
+    names = {f"{path.name}/" for path in SOURCES.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    names |= {path.name for path in SOURCES.glob("*.py") if not path.name.startswith("__")}
+    assert sorted(name for name in names if f"`{name}`" not in text) == []
 
 
 def packages(table: str) -> set[str]:
