@@ -21,7 +21,14 @@ class FakeSession:
         self._fail("report")
         found = (self._diagnosis(program),) if self.behaviour in ("error", "warning", "note") else ()
         unseen = (Message("THE BLIND SPOT"),) if self.behaviour == "blind" else ()
-        return Report(program, Seen(saves=7, blind_spots=unseen), found, gradsan="0", torch="0", python="3")
+        return Report(
+            program=program,
+            seen=Seen(saves=7, blind_spots=unseen),
+            diagnoses=found,
+            gradsan="0",
+            torch="0",
+            python="3",
+        )
 
     def _diagnosis(self, program):
         frame = Frame(program.argv[0] if program.argv[0] != "-c" else "<string>", 1, "f", is_user=True)

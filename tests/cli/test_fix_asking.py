@@ -37,7 +37,13 @@ def test_a_program_that_fails_gets_all_its_files_back(tmp_path, capsys):
 
 def fix(kind, training, meaning="changed"):
     verification = Verification("passed", training=training)
-    return Fix(kind, meaning, Message("fix.sum_losses"), Message("fix.sum_losses_how"), verification=verification)
+    return Fix(
+        kind,
+        meaning,
+        Message("fix.sum_losses"),
+        how_changed=Message("fix.sum_losses_how"),
+        verification=verification,
+    )
 
 
 @each(

@@ -88,7 +88,7 @@ def test_of_too_many_both_ends_are_kept_and_the_others_counted():
     assert (kinds[0], kinds[-2:], len(events), left_out) == ("saved", ["backward", "used"], EVENTS_KEPT, 10_003 - 2_000)
     assert (events[1].clock, events[-3].clock) == (11, 11 + 9_999)
     found = finding(events, left_out)
-    report = Report(Program(), Seen(), (found,), gradsan="0", torch="0", python="3")
+    report = Report(program=Program(), seen=Seen(), diagnoses=(found,), gradsan="0", torch="0", python="3")
     written = json.loads(render_json(report, language="en"))
     assert from_dict(written).report.diagnoses[0].events_left_out == written["diagnoses"][0]["events_left_out"] == 8_003
     assert "8,003 events in the middle are left out" in render_html(report, language="en")

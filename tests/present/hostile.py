@@ -35,7 +35,7 @@ def hostile(events=()):
     )
     return Report(
         program=Program((MIXED, "--x", MIXED), "failed", (MIXED, MIXED)),
-        seen=Seen(1, 2, 3, 4, (said,)),
+        seen=Seen(1, 2, 3, 4, blind_spots=(said,)),
         diagnoses=(
             Diagnosis(
                 code="GS101",
@@ -53,11 +53,9 @@ def hostile(events=()):
                         "k",
                         "changed",
                         said,
-                        said,
-                        "manual",
-                        (),
-                        f"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-{MIXED}\n+y\n",
-                        Verification("failed", MIXED, 1.0, 2.0, 3.0),
+                        how_changed=said,
+                        diff=f"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-{MIXED}\n+y\n",
+                        verification=Verification("failed", MIXED, 1.0, 2.0, 3.0),
                     ),
                 ),
                 notes=(said,),

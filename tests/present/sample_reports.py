@@ -112,7 +112,7 @@ def report(
 ):
     program = Program(("train.py", "--epochs", "3"), "failed" if exception else "finished", exception)
     seen = Seen(saves=214, writes=38, backwards=3, steps=2) if seen is None else seen
-    return Report(program, seen, diagnoses, "0.1.0", "2.13.0", "3.11.7")
+    return Report(program=program, seen=seen, diagnoses=diagnoses, gradsan="0.1.0", torch="2.13.0", python="3.11.7")
 
 
 def same_line():

@@ -84,9 +84,9 @@ def test_merged_reports_can_be_merged_again():
 
 def test_counts_are_added_and_blind_spots_are_said_once():
     spots = (plain("x"), plain("y"))
-    one = dataclasses.replace(nothing_found(), seen=Seen(1, 2, 3, 4, spots[:1]))
-    other = dataclasses.replace(nothing_found(), seen=Seen(10, 20, 30, 40, spots))
-    assert merged([("a", one), ("b", other)]).seen == Seen(11, 22, 33, 44, spots, processes=2)
+    one = dataclasses.replace(nothing_found(), seen=Seen(1, 2, 3, 4, blind_spots=spots[:1]))
+    other = dataclasses.replace(nothing_found(), seen=Seen(10, 20, 30, 40, blind_spots=spots))
+    assert merged([("a", one), ("b", other)]).seen == Seen(11, 22, 33, 44, blind_spots=spots, processes=2)
 
 
 def test_copies_on_a_device_are_the_most_of_one_process():

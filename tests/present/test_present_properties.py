@@ -37,7 +37,7 @@ FIXES = st.builds(
     st.just("kind"),
     st.sampled_from(["preserved", "changed"]),
     MESSAGES,
-    st.none() | MESSAGES,
+    how_changed=st.none() | MESSAGES,
     lines=st.lists(st.tuples(NAMES, NUMBERS, SOURCE_TEXT), max_size=3).map(tuple),
     diff=st.text(ANY, max_size=50),
 )
@@ -68,12 +68,12 @@ DIAGNOSES = st.builds(
 )
 REPORTS = st.builds(
     Report,
-    st.builds(Program),
-    st.builds(Seen, blind_spots=st.lists(MESSAGES, max_size=2).map(tuple)),
-    st.lists(DIAGNOSES, max_size=2).map(tuple),
-    st.just("0"),
-    st.none(),
-    st.just("3"),
+    program=st.builds(Program),
+    seen=st.builds(Seen, blind_spots=st.lists(MESSAGES, max_size=2).map(tuple)),
+    diagnoses=st.lists(DIAGNOSES, max_size=2).map(tuple),
+    gradsan=st.just("0"),
+    torch=st.none(),
+    python=st.just("3"),
 )
 
 

@@ -32,7 +32,7 @@ def diagnosis(cause, *labels, name=None, **values):
     tensor = None if name is None else NamedTensor(name, (2,), "float32", "cpu", None, None)
     said = Message("title.any", values)
     marks = tuple(Label(role, frames[-1], said, op, Site(frames)) for role, op, frames in labels)
-    return Diagnosis("GS000", cause, "error", False, said, said, marks, tensor)
+    return Diagnosis("GS000", cause, "error", False, said, said, marks, tensor=tensor)
 
 
 def patched(suggested, file):

@@ -44,7 +44,15 @@ def report_of(diagnoses: Sequence[Diagnosis], argv: Sequence[str]) -> Report:
     """The report of a run of ``gradsan lint``."""
     program = Program(tuple(argv), "finished")
     version = ".".join(map(str, sys.version_info[:3]))
-    return Report(program, Seen(), tuple(diagnoses), __version__, None, version, "lint")
+    return Report(
+        gradsan=__version__,
+        torch=None,
+        python=version,
+        mode="lint",
+        program=program,
+        seen=Seen(),
+        diagnoses=tuple(diagnoses),
+    )
 
 
 def _is_at(spot: Spot, at: Spot) -> bool:
@@ -67,8 +75,8 @@ def _fixes(finding: Finding, file: str) -> tuple[Fix, ...]:
             made.kind,
             "preserved" if made.is_certain else "changed",
             Message(f"lint.fix.{made.kind}"),
-            None if made.is_certain else Message("lint.fix_how"),
-            "automatic" if made.is_certain else "review",
-            ((file, made.line, made.new), *gone),
+            how_changed=None if made.is_certain else Message("lint.fix_how"),
+            applicability="automatic" if made.is_certain else "review",
+            lines=((file, made.line, made.new), *gone),
         ),
     )

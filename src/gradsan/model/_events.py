@@ -332,9 +332,9 @@ class Seen:
     writes: int = 0
     backwards: int = 0
     steps: int = 0
-    blind_spots: tuple[Message, ...] = ()
     processes: int = 1
     copies: tuple[Copies, ...] = ()
+    blind_spots: tuple[Message, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""Findings of a run: diagnoses, fixes, and the report that presenters and repair work on."""
+"""Findings of a run: diagnoses, fixes, and the report that presenters and repair work on.
+
+Names and order of their fields are those of the JSON report (``present/json.py``).
+"""
 
 from __future__ import annotations
 
@@ -62,9 +65,9 @@ class Fix:
 
     kind: str
     meaning: Literal["preserved", "changed"]
+    how_changed: Message | None = field(default=None, kw_only=True)
+    applicability: Applicability = field(default="manual", kw_only=True)
     summary: Message
-    how_changed: Message | None = None
-    applicability: Applicability = "manual"
     lines: Lines = ()
     diff: str = ""
     verification: Verification = Verification()
@@ -155,8 +158,8 @@ class PathNode:
     name: str | None = None
     step: int | None = None
     count: int = 1
-    frame: Frame | None = None
     nodes: int = 1
+    frame: Frame | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,15 +199,15 @@ class Diagnosis:
     cause: str
     severity: Severity
     silent: bool
+    count: int = field(default=1, kw_only=True)
     title: Message
     explanation: Message
+    tensor: NamedTensor | None = field(default=None, kw_only=True)
     labels: tuple[Label, ...]
-    tensor: NamedTensor | None = None
     why: Why | None = None
     gradient: Gradient = Gradient("unknown")
     fixes: tuple[Fix, ...] = ()
     notes: tuple[Message, ...] = ()
-    count: int = 1
     events: tuple[Event, ...] = ()
     events_left_out: int = 0
     way: tuple[PathNode, ...] = ()
@@ -237,16 +240,16 @@ class Program:
     seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """Everything a presenter needs. ``mode`` is the mode of watching; in ``autopsy`` nothing was recorded."""
 
-    program: Program
-    seen: Seen
-    diagnoses: tuple[Diagnosis, ...]
     gradsan: str
     torch: str | None
     python: str
     mode: ReportMode = "watch"
+    program: Program
+    seen: Seen
+    diagnoses: tuple[Diagnosis, ...]
     next: tuple[str, ...] = ()
     """Commands to run next: the page of each code, and the search for fixes where there are some."""

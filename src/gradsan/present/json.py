@@ -1,29 +1,19 @@
-"""Report for programs: the JSON contract ``gradsan.report/1``, described by ``report.schema.json``."""
+"""Report for programs: the JSON contract ``gradsan.report/1``, described by ``report.schema.json``.
+
+A dataclass of ``gradsan.model`` is an object with its fields, by name and in their order. ``_Writer`` has a method for
+each class whose object differs. ``read_json.py`` reads it back by the same rule.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from gradsan import text
-from gradsan.model import (
-    Deviation,
-    Diagnosis,
-    Event,
-    Fix,
-    Frame,
-    Label,
-    NamedTensor,
-    NonFiniteFacts,
-    PathNode,
-    Program,
-    Report,
-    Seen,
-    Verification,
-)
+from gradsan.model import Deviation, Fix, Frame, Label, Lines, Message, Program, Report
 from gradsan.present._fixes import diff_of
 from gradsan.present._places import shown_path, shown_stack, working_directory
 from gradsan.source.tree import source_line
@@ -46,153 +36,99 @@ def render_json(report: Report, *, language: str, cwd: Path | None = None) -> st
 
 def as_dict(report: Report, *, language: str, cwd: Path | None = None) -> dict[str, Any]:
     """Return the content of :func:`render_json` as dictionaries, lists, strings and numbers."""
-    cwd = working_directory(cwd)
-    return {
-        "schema": SCHEMA,
-        "gradsan": report.gradsan,
-        "torch": report.torch,
-        "python": report.python,
-        "mode": report.mode,
-        "program": _program(report.program),
-        "seen": _seen(report.seen, language),
-        "diagnoses": [_diagnosis(diagnosis, language, cwd) for diagnosis in report.diagnoses],
-        "next": [_text(command) for command in report.next],
-    }
+    return {"schema": SCHEMA, **_Writer(language, working_directory(cwd)).fields_of(report)}
 
 
-def _program(program: Program) -> dict[str, Any]:
-    exception = None
-    if program.exception is not None:
+class _Writer:
+    """Values as JSON has them, in a language and with files relative to a folder."""
+
+    def __init__(self, language: str, cwd: Path | None) -> None:
+        self._language, self._cwd = language, cwd
+
+    def value(self, value: object) -> Any:
+        """Return any value of a report."""
+        match value:
+            case str():
+                return _text(value)
+            case Message():
+                return _text(text.say(value, self._language))
+            case float():
+                return value if math.isfinite(value) else None
+            case tuple():
+                return [self.value(one) for one in value]
+            case Program():
+                return self.fields_of(value) | {"exception": self._exception(value)}
+            case Deviation():
+                return self._deviation(value)
+            case Label():
+                return self._label(value)
+            case Fix():
+                return self.fields_of(value) | {
+                    "lines": self._lines(value.lines),
+                    "diff": _text(diff_of(value, self._cwd)),
+                }
+        return self.fields_of(value) if is_dataclass(value) else value
+
+    def fields_of(self, value: Any) -> dict[str, Any]:
+        """Return the fields of a dataclass; a frame, where it is one of them, as its file and line."""
+        found: dict[str, Any] = {}
+        for field in fields(value):
+            one = getattr(value, field.name)
+            if field.name == "frame":
+                found["file"] = None if one is None else self._file(one.file)
+                found["line"] = None if one is None else one.line
+            else:
+                found[field.name] = self.value(one)
+        return found
+
+    def _exception(self, program: Program) -> dict[str, Any] | None:
+        if program.exception is None:
+            return None
         kind, message = program.exception
-        exception = {"type": kind, "message": _text(message)}
-    return {
-        "argv": [_text(word) for word in program.argv],
-        "outcome": program.outcome,
-        "exception": exception,
-        "ended": program.ended,
-        "started": program.started,
-        "seconds": _finite(program.seconds),
-    }
+        return {"type": kind, "message": _text(message)}
 
+    def _deviation(self, deviation: Deviation) -> dict[str, Any]:
+        return {
+            "relative_error": self.value(deviation.largest),
+            "gradients": [
+                {"name": _text(name), "relative_error": self.value(error)} for name, error in deviation.errors
+            ],
+        }
 
-def _seen(seen: Seen, language: str) -> dict[str, Any]:
-    return {
-        "saves": seen.saves,
-        "writes": seen.writes,
-        "backwards": seen.backwards,
-        "steps": seen.steps,
-        "processes": seen.processes,
-        "copies": [{"device": one.device, "bytes": one.bytes, "left_out": one.left_out} for one in seen.copies],
-        "blind_spots": [_text(text.say(spot, language)) for spot in seen.blind_spots],
-    }
+    def _label(self, label: Label) -> dict[str, Any]:
+        frame = label.frame
+        source = source_line(frame.file, frame.line)
+        return {
+            "role": label.role,
+            "file": self._file(frame.file),
+            "line": frame.line,
+            "column": frame.column,
+            "end_line": frame.end_line,
+            "end_column": frame.end_column,
+            "function": frame.function,
+            "source": None if source is None else _text(source.strip()),
+            "lines": [{"line": line, "text": _text(words)} for line, words in _lines_around(frame)],
+            "message": self.value(label.message),
+            "op": label.op,
+            "stack": [self._frame(frame) for frame in shown_stack(label.site)],
+        }
 
+    def _frame(self, frame: Frame) -> dict[str, Any]:
+        source = source_line(frame.file, frame.line)
+        return {
+            "file": self._file(frame.file),
+            "line": frame.line,
+            "function": frame.function,
+            "column": frame.column,
+            "text": None if source is None else _text(source),
+            "user": frame.is_user,
+        }
 
-def _diagnosis(diagnosis: Diagnosis, language: str, cwd: Path | None) -> dict[str, Any]:
-    why = diagnosis.why
-    return {
-        "code": diagnosis.code,
-        "cause": diagnosis.cause,
-        "severity": diagnosis.severity,
-        "silent": diagnosis.silent,
-        "count": diagnosis.count,
-        "title": _text(text.say(diagnosis.title, language)),
-        "explanation": _text(text.say(diagnosis.explanation, language)),
-        "tensor": None if diagnosis.tensor is None else _tensor(diagnosis.tensor),
-        "labels": [_label(label, language, cwd) for label in diagnosis.labels],
-        "why": None if why is None else {"formula": why.formula, "text": _text(text.say(why.text, language))},
-        "gradient": {
-            "status": diagnosis.gradient.status,
-            "relative_error": _finite(diagnosis.gradient.relative_error),
-            "if_meant": None if diagnosis.gradient.if_meant is None else _if_meant(diagnosis.gradient.if_meant),
-        },
-        "fixes": [_fix(fix, language, cwd) for fix in diagnosis.fixes],
-        "notes": [_text(text.say(note, language)) for note in diagnosis.notes],
-        "events": [_event(event, cwd) for event in diagnosis.events],
-        "events_left_out": diagnosis.events_left_out,
-        "way": [_path_node(path_node, cwd) for path_node in diagnosis.way],
-        "sources": [_text(source) for source in diagnosis.sources],
-        "confidence": diagnosis.confidence,
-        "nonfinite": None if diagnosis.nonfinite is None else _nonfinite(diagnosis.nonfinite, language),
-    }
+    def _lines(self, lines: Lines) -> list[dict[str, Any]]:
+        return [{"file": self._file(file), "line": line, "text": _text(new)} for file, line, new in lines]
 
-
-def _if_meant(deviation: Deviation) -> dict[str, Any]:
-    return {
-        "relative_error": _finite(deviation.largest),
-        "gradients": [{"name": _text(name), "relative_error": _finite(error)} for name, error in deviation.errors],
-    }
-
-
-def _nonfinite(facts: NonFiniteFacts, language: str) -> dict[str, Any]:
-    return {
-        "born": facts.born,
-        "op": facts.op,
-        "value": facts.value,
-        "round": facts.round,
-        "elements": facts.elements,
-        "of": facts.of,
-        "input_range": None if facts.input_range is None else [_finite(bound) for bound in facts.input_range],
-        "why": _text(text.say(facts.why, language)),
-        "losses": [_finite(loss) for loss in facts.losses],
-    }
-
-
-def _event(event: Event, cwd: Path | None) -> dict[str, Any]:
-    frame = event.frame
-    return {
-        "kind": event.kind,
-        "clock": event.clock,
-        "step": event.step,
-        "op": event.op,
-        "version": event.version,
-        "file": None if frame is None else _text(shown_path(frame.file, cwd)),
-        "line": None if frame is None else frame.line,
-        "touches": event.touches,
-    }
-
-
-def _path_node(path_node: PathNode, cwd: Path | None) -> dict[str, Any]:
-    frame = path_node.frame
-    return {
-        "kind": path_node.kind,
-        "name": path_node.name,
-        "step": path_node.step,
-        "count": path_node.count,
-        "nodes": path_node.nodes,
-        "file": None if frame is None else _text(shown_path(frame.file, cwd)),
-        "line": None if frame is None else frame.line,
-    }
-
-
-def _tensor(tensor: NamedTensor) -> dict[str, Any]:
-    return {
-        "name": tensor.name,
-        "shape": list(tensor.shape),
-        "dtype": tensor.dtype,
-        "device": tensor.device,
-        "op": tensor.op,
-        "operand": tensor.operand,
-        "transposed": tensor.transposed,
-    }
-
-
-def _label(label: Label, language: str, cwd: Path | None) -> dict[str, Any]:
-    frame = label.frame
-    source = source_line(frame.file, frame.line)
-    return {
-        "role": label.role,
-        "file": _text(shown_path(frame.file, cwd)),
-        "line": frame.line,
-        "column": frame.column,
-        "end_line": frame.end_line,
-        "end_column": frame.end_column,
-        "function": frame.function,
-        "source": None if source is None else _text(source.strip()),
-        "lines": [{"line": line, "text": _text(words)} for line, words in _lines_around(frame)],
-        "message": _text(text.say(label.message, language)),
-        "op": label.op,
-        "stack": [_frame(frame, cwd) for frame in shown_stack(label.site)],
-    }
+    def _file(self, file: str) -> str:
+        return _text(shown_path(file, self._cwd))
 
 
 def _lines_around(frame: Frame) -> list[tuple[int, str]]:
@@ -200,49 +136,6 @@ def _lines_around(frame: Frame) -> list[tuple[int, str]]:
     last = min(max(frame.end_line or frame.line, frame.line), frame.line + _MARKED_LINES_KEPT)
     numbers = range(max(frame.line - _LINES_AROUND, 1), last + _LINES_AROUND + 1)
     return [(number, line) for number in numbers if (line := source_line(frame.file, number)) is not None]
-
-
-def _frame(frame: Frame, cwd: Path | None) -> dict[str, Any]:
-    source = source_line(frame.file, frame.line)
-    return {
-        "file": _text(shown_path(frame.file, cwd)),
-        "line": frame.line,
-        "function": frame.function,
-        "column": frame.column,
-        "text": None if source is None else _text(source),
-        "user": frame.is_user,
-    }
-
-
-def _fix(fix: Fix, language: str, cwd: Path | None) -> dict[str, Any]:
-    return {
-        "kind": fix.kind,
-        "meaning": fix.meaning,
-        "how_changed": None if fix.how_changed is None else _text(text.say(fix.how_changed, language)),
-        "applicability": fix.applicability,
-        "summary": _text(text.say(fix.summary, language)),
-        "lines": [
-            {"file": _text(shown_path(file, cwd)), "line": line, "text": _text(new)} for file, line, new in fix.lines
-        ],
-        "diff": _text(diff_of(fix, cwd)),
-        "verification": _verification(fix.verification),
-    }
-
-
-def _verification(verification: Verification) -> Mapping[str, Any]:
-    return {
-        "status": verification.status,
-        "detail": _text(verification.detail),
-        "gradient_difference": _finite(verification.gradient_difference),
-        "time_ratio": _finite(verification.time_ratio),
-        "memory_ratio": _finite(verification.memory_ratio),
-        "training": verification.training,
-        "differs_in": [_text(name) for name in verification.differs_in],
-    }
-
-
-def _finite(number: float | None) -> float | None:
-    return number if number is not None and math.isfinite(number) else None
 
 
 def _text(words: str) -> str:

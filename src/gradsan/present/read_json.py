@@ -1,92 +1,23 @@
-"""Reports read back from JSON. Sentences stay in their language."""
+"""Reports read back from JSON, by the annotations of the dataclasses of ``gradsan.model``.
+
+Sentences stay in their language. Fields that the contract lacked once may be missing: those with a default.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, fields
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from gradsan.model import (
-    Applicability,
-    Born,
-    Confidence,
-    Copies,
-    Deviation,
-    Diagnosis,
-    Event,
-    EventKind,
-    Fix,
-    Frame,
-    Gradient,
-    GradientStatus,
-    Label,
-    Message,
-    NamedTensor,
-    NonFiniteFacts,
-    NonFiniteValue,
-    Outcome,
-    PathNode,
-    PathNodeKind,
-    Program,
-    Report,
-    ReportMode,
-    Role,
-    Seen,
-    Severity,
-    Site,
-    Verification,
-    Why,
-)
+from gradsan.model import Deviation, Event, Fix, Frame, Label, Message, PathNode, Program, Report, Site
 from gradsan.present._fixes import old_lines
 from gradsan.present.json import SCHEMA
 
 _T = TypeVar("_T")
-
-
-def each(read: Callable[[Any], _T], values: Iterable[Any]) -> tuple[_T, ...]:
-    """Return every value converted by ``read``."""
-    return tuple(read(value) for value in values)
-
-
-def maybe(read: Callable[[Any], _T], value: Any) -> _T | None:
-    """Return the value converted by ``read``, None if it is null."""
-    return None if value is None else read(value)
-
-
-def text(value: Any) -> str:
-    """Return the value; raises TypeError if it is no text."""
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value
-
-
-def whole(value: Any) -> int:
-    """Return the value; raises TypeError if it is no integer."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{value!r} is no whole number")
-    return value
-
-
-def number(value: Any) -> float:
-    """Return the value; raises TypeError if it is no number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{value!r} is no number")
-    return value
-
-
-def one_of(literal: Any, value: Any) -> Any:
-    """Return the value; raises ValueError if it is no word of ``literal``."""
-    if value not in get_args(literal):
-        raise ValueError(f"{value!r} is none of {', '.join(get_args(literal))}")
-    return value
-
-
-_Meaning = Literal["preserved", "changed"]
-_Tried = Literal["passed", "failed", "not_run"]
-_Training = Literal["same", "gradients", "changed", "rejected"]
 
 
 class ReadError(Exception):
@@ -146,18 +77,7 @@ def from_dict(data: Mapping[str, Any]) -> Recorded:
     Raises:
         KeyError, TypeError, ValueError, AttributeError: if the contract is broken.
     """
-    diagnoses = tuple(_diagnosis(one) for one in data["diagnoses"])
-    report = Report(
-        program=_program(data["program"]),
-        seen=_seen(data["seen"]),
-        diagnoses=diagnoses,
-        gradsan=text(data["gradsan"]),
-        torch=maybe(text, data["torch"]),
-        python=text(data["python"]),
-        mode=one_of(ReportMode, data.get("mode", "watch")),
-        next=each(text, data.get("next", ())),
-    )
-    return Recorded(report, _lines_of(data))
+    return Recorded(_read(Report, data), _lines_of(data))
 
 
 def _lines_of(data: Mapping[str, Any]) -> dict[tuple[str, int], str]:
@@ -166,180 +86,121 @@ def _lines_of(data: Mapping[str, Any]) -> dict[tuple[str, int], str]:
     labels = [label for one in data["diagnoses"] for label in one["labels"]]
     for label in labels:
         for line in label.get("lines", ()):
-            lines[text(label["file"]), whole(line["line"])] = text(line["text"])
+            lines[_text(label["file"]), _whole(line["line"])] = _text(line["text"])
     for fix in (fix for one in data["diagnoses"] for fix in one["fixes"]):
-        lines = old_lines(text(fix["diff"])) | lines
+        lines = old_lines(_text(fix["diff"])) | lines
     for label in labels:
         for frame in label["stack"]:
             if frame.get("text") is not None:
-                lines.setdefault((text(frame["file"]), whole(frame["line"])), text(frame["text"]))
+                lines.setdefault((_text(frame["file"]), _whole(frame["line"])), _text(frame["text"]))
         if label["source"] is not None:
-            lines.setdefault((text(label["file"]), whole(label["line"])), _indented(label))
+            lines.setdefault((_text(label["file"]), _whole(label["line"])), _indented(label))
     return lines
 
 
 def _indented(label: Mapping[str, Any]) -> str:
     """Return the source line of an early report, with its lost indentation restored to fit its columns."""
-    source, column, end = text(label["source"]), label["column"], label["end_column"]
+    source, column, end = _text(label["source"]), label["column"], label["end_column"]
     missing = (end or column or 1) - 1 - len(source)
     return " " * max(missing, 0) + source
 
 
+def _value(kind: Any, value: Any) -> Any:
+    """Return the JSON value ``value`` as one of the annotated type ``kind``."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return None if value is None else _value(arguments[0], value)
+    if origin is Literal:
+        if value not in arguments:
+            raise ValueError(f"{value!r} is none of {', '.join(arguments)}")
+        return value
+    if origin is tuple:
+        kinds = [arguments[0]] * len(value) if arguments[-1] is ... else arguments
+        return tuple(_value(one, part) for one, part in zip(kinds, value, strict=True))
+    read = _READERS.get(kind)
+    return _read(kind, value) if read is None else read(value)
+
+
+@cache
+def _annotated_fields(kind: Any) -> list[tuple[Field[Any], Any]]:
+    hints = get_type_hints(kind)
+    return [(field, hints[field.name]) for field in fields(kind)]
+
+
+def _read(kind: type[_T], data: Mapping[str, Any], /, **known: object) -> _T:
+    """Return the object ``data`` as an instance of a dataclass; the fields ``known`` are not looked up in it."""
+    for field, hint in _annotated_fields(cast("Any", kind)):
+        is_needed = field.default is MISSING and field.default_factory is MISSING
+        if field.name not in known and (is_needed or field.name in data):
+            known[field.name] = _value(hint, data[field.name])
+    return kind(**known)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{value!r} is no whole number")
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{value!r} is no number")
+    return float(value)
+
+
 def _program(data: Mapping[str, Any]) -> Program:
     exception = data["exception"]
-    return Program(
-        argv=tuple(map(text, data["argv"])),
-        outcome=one_of(Outcome, data["outcome"]),
-        exception=None if exception is None else (text(exception["type"]), text(exception["message"])),
-        ended=bool(data.get("ended", True)),
-        started=maybe(text, data.get("started")),
-        seconds=maybe(number, data.get("seconds")),
-    )
+    known = None if exception is None else (_text(exception["type"]), _text(exception["message"]))
+    return _read(Program, data, exception=known)
 
 
-def _seen(data: Mapping[str, Any]) -> Seen:
-    return Seen(
-        saves=whole(data["saves"]),
-        writes=whole(data["writes"]),
-        backwards=whole(data["backwards"]),
-        steps=whole(data["steps"]),
-        blind_spots=each(_said, data["blind_spots"]),
-        processes=whole(data.get("processes", 1)),
-        copies=each(_copies, data.get("copies", ())),
-    )
-
-
-def _copies(data: Mapping[str, Any]) -> Copies:
-    return Copies(text(data["device"]), whole(data["bytes"]), whole(data["left_out"]))
-
-
-def _diagnosis(data: Mapping[str, Any]) -> Diagnosis:
-    why, gradient = data["why"], data["gradient"]
-    return Diagnosis(
-        code=text(data["code"]),
-        cause=text(data["cause"]),
-        severity=one_of(Severity, data["severity"]),
-        silent=bool(data["silent"]),
-        title=_said(data["title"]),
-        explanation=_said(data["explanation"]),
-        labels=each(_label, data["labels"]),
-        tensor=maybe(_tensor, data["tensor"]),
-        why=None if why is None else Why(maybe(text, why["formula"]), _said(why["text"])),
-        gradient=Gradient(
-            one_of(GradientStatus, gradient["status"]),
-            maybe(float, gradient["relative_error"]),
-            maybe(_if_meant, gradient.get("if_meant")),
-        ),
-        fixes=each(_fix, data["fixes"]),
-        notes=each(_said, data["notes"]),
-        count=whole(data["count"]),
-        events=each(_event, data.get("events", ())),
-        events_left_out=whole(data.get("events_left_out", 0)),
-        way=each(_path_node, data.get("way", ())),
-        sources=each(text, data.get("sources", ())),
-        confidence=one_of(Confidence, data.get("confidence", "recorded")),
-        nonfinite=maybe(_nonfinite, data.get("nonfinite")),
-    )
-
-
-def _if_meant(data: Mapping[str, Any]) -> Deviation:
-    return Deviation(tuple((text(one["name"]), float(one["relative_error"])) for one in data["gradients"]))
-
-
-def _nonfinite(data: Mapping[str, Any]) -> NonFiniteFacts:
-    bounds = data["input_range"]
-    return NonFiniteFacts(
-        born=one_of(Born, data["born"]),
-        op=text(data["op"]),
-        value=one_of(NonFiniteValue, data["value"]),
-        round=whole(data["round"]),
-        elements=whole(data["elements"]),
-        of=whole(data["of"]),
-        input_range=None if bounds is None else (float(bounds[0]), float(bounds[1])),
-        why=_said(data["why"]),
-        losses=each(float, data["losses"]),
-    )
-
-
-def _tensor(data: Mapping[str, Any]) -> NamedTensor:
-    return NamedTensor(
-        name=maybe(text, data["name"]),
-        shape=each(whole, data["shape"]),
-        dtype=text(data["dtype"]),
-        device=text(data["device"]),
-        op=maybe(text, data["op"]),
-        operand=maybe(text, data["operand"]),
-        transposed=bool(data.get("transposed", False)),
-    )
+def _deviation(data: Mapping[str, Any]) -> Deviation:
+    return Deviation(tuple((_text(one["name"]), _number(one["relative_error"])) for one in data["gradients"]))
 
 
 def _label(data: Mapping[str, Any]) -> Label:
-    column, end_line, end_column = (maybe(whole, data[name]) for name in ("column", "end_line", "end_column"))
-    file, line, function = text(data["file"]), whole(data["line"]), text(data["function"])
-    frame = Frame(file, line, function, column, end_line, end_column, is_user=True)
-    stack = each(_frame, data["stack"])
-    return Label(
-        role=one_of(Role, data["role"]),
-        frame=frame,
-        message=_said(data["message"]),
-        op=maybe(text, data["op"]),
-        site=Site(stack),
-    )
+    stack = tuple(_frame(one) for one in data["stack"])
+    return _read(Label, data, frame=_read(Frame, data, is_user=True), site=Site(stack))
 
 
 def _frame(data: Mapping[str, Any]) -> Frame:
-    file = text(data["file"])
     # Early reports do not mark user code: files below the working directory were the user's.
-    is_user = bool(data.get("user", not Path(file).is_absolute()))
-    return Frame(file, whole(data["line"]), text(data["function"]), maybe(whole, data.get("column")), is_user=is_user)
+    return _read(Frame, data, is_user=bool(data.get("user", not Path(_text(data["file"])).is_absolute())))
 
 
-def _event(data: Mapping[str, Any]) -> Event:
-    file, line = maybe(text, data["file"]), maybe(whole, data["line"])
-    return Event(
-        kind=one_of(EventKind, data["kind"]),
-        clock=whole(data["clock"]),
-        step=whole(data["step"]),
-        op=maybe(text, data["op"]),
-        version=maybe(whole, data["version"]),
-        frame=None if file is None or line is None else Frame(file, line, "", is_user=True),
-        touches=bool(data.get("touches", True)),
-    )
+def _line(data: Mapping[str, Any]) -> Frame | None:
+    """Return the frame of an event or a part of a path; None where the line is not known."""
+    if data.get("file") is None or data.get("line") is None:
+        return None
+    return Frame(_text(data["file"]), _whole(data["line"]), "", is_user=True)
 
 
 def _path_node(data: Mapping[str, Any]) -> PathNode:
-    file, line = maybe(text, data.get("file")), maybe(whole, data.get("line"))
-    return PathNode(
-        kind=one_of(PathNodeKind, data["kind"]),
-        name=maybe(text, data["name"]),
-        step=maybe(whole, data["step"]),
-        count=whole(data.get("count", 1)),
-        frame=None if file is None or line is None else Frame(file, line, "", is_user=True),
-        nodes=whole(data.get("nodes", 0 if data["kind"] == "gap" else 1)),
-    )
+    return _read(PathNode, {"nodes": 0 if data["kind"] == "gap" else 1, **data}, frame=_line(data))
 
 
 def _fix(data: Mapping[str, Any]) -> Fix:
-    tried = data["verification"]
-    return Fix(
-        kind=text(data["kind"]),
-        meaning=one_of(_Meaning, data["meaning"]),
-        summary=_said(data["summary"]),
-        how_changed=maybe(_said, data["how_changed"]),
-        applicability=one_of(Applicability, data["applicability"]),
-        lines=tuple((text(one["file"]), whole(one["line"]), text(one["text"])) for one in data.get("lines", ())),
-        diff=text(data["diff"]),
-        verification=Verification(
-            status=one_of(_Tried, tried["status"]),
-            detail=text(tried["detail"]),
-            gradient_difference=maybe(float, tried["gradient_difference"]),
-            time_ratio=maybe(float, tried["time_ratio"]),
-            memory_ratio=maybe(float, tried["memory_ratio"]),
-            training=maybe(partial(one_of, _Training), tried.get("training")),
-            differs_in=tuple(map(text, tried.get("differs_in", ()))),
-        ),
-    )
+    lines = tuple((_text(one["file"]), _whole(one["line"]), _text(one["text"])) for one in data.get("lines", ()))
+    return _read(Fix, data, lines=lines)
 
 
-def _said(words: Any) -> Message:
-    return plain(text(words))
+_READERS: Mapping[type, Callable[[Any], object]] = {
+    str: _text,
+    int: _whole,
+    float: _number,
+    bool: bool,
+    Message: lambda words: plain(_text(words)),
+    Program: _program,
+    Deviation: _deviation,
+    Label: _label,
+    Event: lambda data: _read(Event, data, frame=_line(data)),
+    PathNode: _path_node,
+    Fix: _fix,
+}
+"""Readers of what is no object with the fields of a dataclass."""

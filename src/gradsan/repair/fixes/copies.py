@@ -141,7 +141,8 @@ def record_change(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         values = {"name": "?" if diagnosis.tensor is None else diagnosis.tensor.name or "?"}
         how = Message("help.record_the_change_how", values)
         summary = Message("help.record_the_change", values)
-        return (Fix("record_the_change", "changed", summary, how, "review", lines),) if lines else ()
+        fix = Fix("record_the_change", "changed", summary, how_changed=how, applicability="review", lines=lines)
+        return (fix,) if lines else ()
     if diagnosis.cause != "no_grad_write" or len(written) != 1:
         return ()
     target = target_at(written[0].frame, written[0].op or "")
