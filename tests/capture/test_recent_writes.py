@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradsan.detect.changed_values import RecentWrites
-from gradsan.record.ledger import RawWrite
+from gradsan.record.ledger import RawWrite, RecentWrites
 
 
 class Log:

@@ -385,10 +385,28 @@ def values_written_where_nothing_reads_them_on() -> None:
         opt.step()
 
 
+def values_as_they_were_after_unrecorded_writes() -> None:
+    net = nn.Linear(4, 3)
+    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(9):
+        h, k = net(torch.randn(6, 4)), net(torch.randn(6, 4))
+        with torch.no_grad():
+            h.clamp_(-50, 50)
+            first = k[0].clone()
+            k[0].zero_()
+            k.sum()
+            k[0].copy_(first)
+        loss = h.pow(2).mean() + k.pow(2).mean()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+
+
 PROGRAMS = (
     residuals_of_derivatives,
     values_of_parameters_in_losses,
     values_written_where_nothing_reads_them_on,
+    values_as_they_were_after_unrecorded_writes,
     hooks_of_values_and_of_views_that_stay,
     hooks_removed_or_registered_after_the_write,
     losses_changed_after_their_backward,

@@ -6,16 +6,15 @@ the caller's is written by a module's ``forward``, or by a function whose result
 caller, who expects the old value.
 
 They are found in the graph of a backward, by the operations that saved such a value after the write: in watch mode
-at the 1st, 2nd, 4th, 8th … backward of a line, in deep mode at each.
+at the 1st, 2nd, 4th, 8th … backward of a line, in deep mode at each. The writes may have left the values as they were:
+what was not copied before them is compared in the line's next round.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-import threading
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -33,7 +32,7 @@ from gradsan.overlap import overlap
 from gradsan.record import ledger
 from gradsan.record.backwards import run_in_threads
 from gradsan.record.detector import Detector, KnownConflicts, Run, is_written_at
-from gradsan.record.ledger import RawCall, RawWrite, call_that_made
+from gradsan.record.ledger import RawCall, RawWrite, RecentWrites, call_that_made
 from gradsan.record.log import Log
 from gradsan.record.stacks import begin_elsewhere, is_around, symbolise, within_torch
 from gradsan.record.steps import RawBackward, read_backward
@@ -41,6 +40,8 @@ from gradsan.record.steps import RawBackward, read_backward
 UNRECORDED, CALLERS = "no_grad_write", "forward_alias"
 
 _REPLACES = frozenset({"copy_", "data ="})
+_BOUNDS = ("clamp", "clip", "nan_to_num", "renorm")
+_BACKWARDS_AWAITED = 16
 _LOGGED_TOGETHER = 2  # how far one thread moves the clock from the log entry of an operation's Node to its write's
 
 
@@ -75,7 +76,8 @@ class ChangedValues(Detector):
         uncounted, deep = run.get(Uncounted), run.get(Deep)
         self.meant, self._keeps = Meant(deep), deep.live.may_lie_in
         self._listeners, self._pending = run.listeners, list[_Pending]()
-        self._snapshots, self._bypasses = uncounted.snapshots, uncounted.bypasses
+        self._uncounted, self._snapshots, self._bypasses = uncounted, uncounted.snapshots, uncounted.bypasses
+        self._again, self._awaited = dict[Any, int](), 0
         self._core, self._steps, self._findings = run.core, run.steps, run.get(KnownConflicts)
         self._recent, self.looks_always = RecentWrites(run.core), False
         self._to_callers = WritesToCallers()
@@ -84,6 +86,7 @@ class ChangedValues(Detector):
         """Begin anew, at the start of a stretch of watching."""
         self._pending.clear()
         self._to_callers.forget()
+        self._wait(False)
 
     def settle(self) -> None:
         """Report the conflicts that wait for the end of a backward that has failed."""
@@ -145,7 +148,7 @@ class ChangedValues(Detector):
             return
         # Recorded writes count, too: a copy made before them is no evidence about the others.
         compared = self._compared(read.alias, touching[0][0].clock, logged) if way == UNRECORDED else None
-        if compared == "same":
+        if compared == "same" or (compared is None and way == UNRECORDED and self._is_undecided(backward, touching)):
             return
         key = (way, touching[0][0].stack, made.stack, read.slot)
         written = tuple(write for _, write in touching)
@@ -160,6 +163,31 @@ class ChangedValues(Detector):
             found = replace(conflict(), if_meant=self._if_meant(backward, read, maker))
             self._pending.append(_Pending(backward.clock, key, found, Arrival(maker, parts, self._listeners.guard)))
             self._listeners.call_after_backward(self.after_backward)
+
+    def _is_undecided(self, backward: Any, touching: list[tuple[RawWrite, Write]]) -> bool:
+        """Whether uncompared writes may have left the values as they were; the line's next backward is scanned then."""
+        since = self._uncounted.copied_since
+        if since is not None and since < touching[0][0].clock:
+            return all(is_bound(raw.op) for raw, _ in touching)
+        self._again[backward.stack], self._awaited = backward.clock, 0
+        self._wait(True)
+        return True
+
+    @_torch.hushed()
+    def _look_again(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Scan a backward before which written memory was copied; as ``listeners.BeforeBackward``."""
+        if self._again.get(entry.stack, entry.clock) != entry.clock:
+            del self._again[entry.stack]
+            self._look(entry, tuple(args[3]) if len(args) > 3 and args[3] else ())
+        self._awaited += 1
+        if not self._again or self._awaited > _BACKWARDS_AWAITED:
+            self._wait(False)
+
+    def _wait(self, wanted: bool) -> None:
+        if not wanted:
+            self._again.clear()
+        self._uncounted.copy_written("again", wanted)
+        self._listeners.call_before_backward(self._look_again, wanted)
 
     def _if_meant(self, backward: Any, read: Read, maker: Any) -> Deviation | None:
         if _torch.count_of_outputs(maker) != 1:
@@ -288,6 +316,11 @@ def has_made(made: RawCall, raw: RawWrite, core: Log) -> bool:
     return (raw.kind == "op" or made.clock > raw.clock) and is_around(made.stack, raw.stack)
 
 
+def is_bound(op: str) -> bool:
+    """Whether an operation may have had no effect: reported only where values were compared."""
+    return op.strip("_").startswith(_BOUNDS)
+
+
 def passes_straight(maker: Any, writes: Sequence[tuple[Any, str]]) -> bool:
     """Whether writes make a straight-through estimate, whose gradient is meant to be that of the value before them.
 
@@ -368,51 +401,3 @@ def _origin(maker: int, before: int, by_number: dict[int, Any]) -> int | None:
             return None
         maker = below[0]
     return maker
-
-
-_KEPT, _KEPT_OF_A_STORAGE = 4_096, 16
-QUIET_KINDS = ("step", "metadata", "statistics", "collective", "outside")
-
-# Positions of these fields in an entry of the log.
-_STORAGE, _IS_PARAMETER, _KIND = (RawWrite._fields.index(name) for name in ("storage", "is_parameter", "kind"))
-
-
-class RecentWrites:
-    """Recent writes by storage, read from the log on demand; forgotten when the log is cleared."""
-
-    def __init__(self, core: Log) -> None:
-        """Read from the log of ``core``."""
-        self._core = core
-        # Several threads may call backward; so may a finalizer that runs meanwhile.
-        self._lock = threading.RLock()
-        self._read_to, self._counted = -1, 0
-        self._order: deque[RawWrite] = deque()
-        self._found: dict[int, deque[RawWrite]] = {}
-
-    def by_storage(self) -> Mapping[int, Sequence[RawWrite]]:
-        """Return the writes until now by storage, the oldest first."""
-        with self._lock:
-            entries, count = self._core.writes_after(self._read_to), self._core.write_count
-            # More entries than writes since the last time, or fewer writes: the log was cleared in between.
-            if len(entries) > count - self._counted:
-                entries = self._core.writes_after(-1)
-                self._order.clear()
-                self._found.clear()
-            self._counted = count
-            for entry in entries:
-                self._read_to = entry[0]
-                if entry[_STORAGE] and not entry[_IS_PARAMETER] and entry[_KIND] not in QUIET_KINDS:
-                    self._add(RawWrite(*entry))
-            return self._found
-
-    def _add(self, raw: RawWrite) -> None:
-        self._order.append(raw)
-        self._found.setdefault(raw.storage, deque(maxlen=_KEPT_OF_A_STORAGE)).append(raw)
-        if len(self._order) > _KEPT:
-            oldest = self._order.popleft()
-            same = self._found.get(oldest.storage)
-            # For a storage that is written often, it has been pushed out before.
-            if same and same[0] is oldest:
-                same.popleft()
-            if not same:
-                self._found.pop(oldest.storage, None)

@@ -272,7 +272,9 @@ class Snapshots:
             return
         for tensor in target if isinstance(target, (tuple, list)) else (target,):
             is_plain = _torch.has_elements(tensor) and tensor.is_cpu and not _torch.is_refused(tensor)
-            if is_plain and tensor.grad_fn is not None and not tensor.is_conj() and not tensor.is_neg():
+            # A view taken unrecorded has the graph of its base.
+            graphs = () if not is_plain else (tensor, tensor if tensor._base is None else tensor._base)
+            if any(one.grad_fn is not None for one in graphs) and not tensor.is_conj() and not tensor.is_neg():
                 self._copy(tensor)
 
     def _copy(self, tensor: Any) -> None:

@@ -54,6 +54,8 @@ class Uncounted(Detector):
         """Start with no write past the counter."""
         self._core, self._guard = run.core, run.guard
         self._copying: set[str] = set()
+        self.copied_since: int | None = None
+        """The clock from which memory is copied before each write; None while it is not."""
         self.on_bypass: Callable[[], None] = lambda: None
         """Called for the first bypass of each storage."""
         self.snapshots = Snapshots(run.core)
@@ -89,6 +91,10 @@ class Uncounted(Detector):
     def copy_written(self, who: str, wanted: bool) -> None:
         """Copy memory before each write as long as somebody wants it; ``who`` names one of them."""
         (self._copying.add if wanted else self._copying.discard)(who)
+        if not self._copying:
+            self.copied_since = None
+        elif self.copied_since is None:
+            self.copied_since = self._core.clock
         self._core.before_write = self._before_write if self._copying else None
 
     def _before_write(self, target: Any) -> None:

@@ -1,7 +1,10 @@
-"""Writes to one storage between two clocks, from the raw logs; ``RawWrite`` and ``RawCall`` are their entries."""
+"""Writes from the raw logs, to one storage or the youngest; ``RawWrite`` and ``RawCall`` are their entries."""
 
 from __future__ import annotations
 
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gradsan.model import Region, Write
@@ -217,3 +220,51 @@ def _step_write(record: StepRecord, version: int) -> Write:
         is_parameter=True,
         optimizer=record.optimizer,
     )
+
+
+_KEPT, _KEPT_OF_A_STORAGE = 4_096, 16
+QUIET_KINDS = ("step", "metadata", "statistics", "collective", "outside")
+
+# Positions of these fields in an entry of the log.
+_STORAGE, _IS_PARAMETER, _KIND = (RawWrite._fields.index(name) for name in ("storage", "is_parameter", "kind"))
+
+
+class RecentWrites:
+    """Recent writes by storage, read from the log on demand; forgotten when the log is cleared."""
+
+    def __init__(self, core: Log) -> None:
+        """Read from the log of ``core``."""
+        self._core = core
+        # Several threads may call backward; so may a finalizer that runs meanwhile.
+        self._lock = threading.RLock()
+        self._read_to, self._counted = -1, 0
+        self._order: deque[RawWrite] = deque()
+        self._found: dict[int, deque[RawWrite]] = {}
+
+    def by_storage(self) -> Mapping[int, Sequence[RawWrite]]:
+        """Return the writes until now by storage, the oldest first."""
+        with self._lock:
+            entries, count = self._core.writes_after(self._read_to), self._core.write_count
+            # More entries than writes since the last time, or fewer writes: the log was cleared in between.
+            if len(entries) > count - self._counted:
+                entries = self._core.writes_after(-1)
+                self._order.clear()
+                self._found.clear()
+            self._counted = count
+            for entry in entries:
+                self._read_to = entry[0]
+                if entry[_STORAGE] and not entry[_IS_PARAMETER] and entry[_KIND] not in QUIET_KINDS:
+                    self._add(RawWrite(*entry))
+            return self._found
+
+    def _add(self, raw: RawWrite) -> None:
+        self._order.append(raw)
+        self._found.setdefault(raw.storage, deque(maxlen=_KEPT_OF_A_STORAGE)).append(raw)
+        if len(self._order) > _KEPT:
+            oldest = self._order.popleft()
+            same = self._found.get(oldest.storage)
+            # For a storage that is written often, it has been pushed out before.
+            if same and same[0] is oldest:
+                same.popleft()
+            if not same:
+                self._found.pop(oldest.storage, None)

@@ -19,12 +19,11 @@ from gradsan.graph import naming
 from gradsan.model import Clue, Failure
 from gradsan.originals.meant import Value, place_of
 from gradsan.record.detector import Detector, Run
-from gradsan.record.ledger import RawWrite, call_that_made
+from gradsan.record.ledger import QUIET_KINDS, RawWrite, call_that_made
 from gradsan.record.stacks import is_own_file, is_user_file, symbolise
 from gradsan.record.steps import RawBackward
 
 ROW = "loss_changed"
-_QUIET_KINDS = ("step", "metadata", "statistics", "collective", "outside")
 
 
 class ChangedLosses(Detector):
@@ -56,7 +55,7 @@ class ChangedLosses(Detector):
             raw
             for raw in map(RawWrite._make, self._core.writes_after(made.clock))
             # A write that the operation logged as it returned is its own result.
-            if raw.storage == storage and raw.kind not in _QUIET_KINDS and raw.stack is not made.stack
+            if raw.storage == storage and raw.kind not in QUIET_KINDS and raw.stack is not made.stack
         ]
         found = [(raw.clock, raw.stack, raw.op) for raw in raws]
         given = self._uncounted.replacement_of(loss)

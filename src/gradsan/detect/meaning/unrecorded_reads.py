@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from gradsan import _torch
-from gradsan.detect.changed_values import QUIET_KINDS, ChangedValues, passes_straight
+from gradsan.detect.changed_values import ChangedValues, is_bound, passes_straight
 from gradsan.detect.exports import Export, Exports
 from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.detect.memory import Uncounted
@@ -28,14 +28,12 @@ from gradsan.originals.meant import Value, place_of
 from gradsan.overlap import overlap
 from gradsan.record import ledger
 from gradsan.record.detector import Run
-from gradsan.record.ledger import RawWrite
+from gradsan.record.ledger import QUIET_KINDS, RawWrite
 from gradsan.record.stacks import is_own_file, is_user_file, symbolise, within_torch
 from gradsan.record.steps import RawBackward, read_backward
 
 ROW = "value_changed"
 _READS = 64
-_BOUNDS = ("clamp", "clip", "nan_to_num", "renorm")
-"""Operations that may have had no effect: reported only where values were compared."""
 _HANDED_OUT = frozenset({"numpy", "__array__", "__dlpack__", "to_dlpack"})
 
 
@@ -155,7 +153,7 @@ class UnrecordedReads(RoundDetector):
             compared = self._compared(tensor, raw, raws)
             if compared == "same":
                 return
-            if compared == "different" or not raw.op.strip("_").startswith(_BOUNDS):
+            if compared == "different" or not is_bound(raw.op):
                 written = part(tensor, own, raw.op, region)
                 # Effects on gradients are only known of a whole value, not of a part of one.
                 own_at = at if origin == maker else (0, *at[1:])

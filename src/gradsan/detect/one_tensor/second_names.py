@@ -26,13 +26,13 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from gradsan import _torch, source
-from gradsan.detect.changed_values import QUIET_KINDS, ChangedValues
+from gradsan.detect.changed_values import ChangedValues
 from gradsan.detect.meaning.callers_values import given_to
 from gradsan.graph import naming
 from gradsan.heuristics import is_named_in_place
 from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Detector, Run
-from gradsan.record.ledger import RawWrite
+from gradsan.record.ledger import QUIET_KINDS, RawWrite
 from gradsan.record.stacks import is_own_file, is_user_file, symbolise
 from gradsan.record.steps import RawBackward
 
