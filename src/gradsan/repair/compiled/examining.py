@@ -15,8 +15,9 @@ import torch
 from torch import fx
 
 from gradsan.graph.traced_graphs import called, site_of
-from gradsan.repair.compiled.counting import Counting, tolerance
+from gradsan.repair.compiled.counting import Counting
 from gradsan.repair.compiled.parts import Part, Parts, layer_of
+from gradsan.repair.compiled.rounding import tolerance
 from gradsan.repair.compiled.values import Call, Gap, KeptGraph, gap, ran
 from gradsan.repair.compiled.writing import program_of
 from gradsan.repair.trials.compiling import Compiling, Examined, Fragment

@@ -10,8 +10,8 @@ from pathlib import Path
 from gradsan.launch import program
 from gradsan.launch.ranks import rank_of
 from gradsan.model import Diagnosis, Message
-from gradsan.repair.compiled.counting import UNITS, tolerance
 from gradsan.repair.compiled.judging import Compared, Judged, judged, sizes
+from gradsan.repair.compiled.rounding import UNITS, tolerance
 from gradsan.repair.search import Agree, Progress, Target, run_first
 from gradsan.repair.trials.compiling import Compiled, Compiling, Fragment, Function
 from gradsan.repair.trials.runner import Runner
