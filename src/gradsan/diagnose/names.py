@@ -10,6 +10,9 @@ from gradsan.diagnose.levels import inner_frames, lifted, place, shared_level, u
 from gradsan.diagnose.needs import Need
 from gradsan.model import Conflict, Frame, Message, Site, Write
 
+TAKE_IN = ("from_numpy", "as_tensor", "frombuffer", "from_dlpack")
+"""Functions that take in memory of others without a copy."""
+
 # Saved by an operation inside of a layer that was called, these are the layer's own and no argument of the call.
 _OF_A_LAYER = ("weight", "mat2")
 
@@ -49,7 +52,7 @@ def _written(conflict: Conflict, writes: Iterable[Write]) -> str | None:
 
 def _taken_in(writes: Iterable[Write]) -> str | None:
     """``buffer`` of the ``torch.from_numpy(buffer)`` that imported the memory, which was then written from outside."""
-    frames = [place(write.site) for write in writes if write.kind == "outside" and write.op in _TAKE_IN]
+    frames = [place(write.site) for write in writes if write.kind == "outside" and write.op in TAKE_IN]
     return next((name for frame in frames if frame is not None and (name := source.first_argument(frame))), None)
 
 
@@ -107,8 +110,6 @@ def _nameless(conflict: Conflict) -> Message:
     callee = producer(conflict)
     return Message("label.unnamed") if callee is None else Message("label.value_inside", {"callee": callee})
 
-
-_TAKE_IN = ("from_numpy", "as_tensor", "frombuffer", "from_dlpack")
 
 _LAYERS = {
     "linear.py": {"self": "bias", "mat1": "", "mat2": "weight", "input": "", "weight": "weight", "bias": "bias"},

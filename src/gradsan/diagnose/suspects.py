@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gradsan import source
+from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.facts import Facts
 from gradsan.diagnose.levels import place
-from gradsan.model import Frame, Site
+from gradsan.diagnose.names import TAKE_IN
+from gradsan.model import Frame, Label, Message, Site
 from gradsan.source.inplace import is_inplace_name
 
 _MOST = 5
+_INPLACE = "label.suspect.inplace"
+_OF_ARRAYS = frozenset(
+    {"copyto", "fill", "fill_diagonal", "itemset", "partition", "place", "put", "putmask", "shuffle", "sort"}
+)
+"""In-place methods of arrays, and functions of NumPy that write into their first argument."""
 _SCRIPTING = ("torch.jit.script", "jit.script", "script", "torch.jit.script_method")
 
 
@@ -32,19 +39,46 @@ def rank(facts: Facts) -> list[Suspect]:
     The functions on the save's stack are searched, from the save (or the call that led to it) onwards. Where they
     show no in-place operation, those of scripted functions in the same files: gradsan does not watch these.
     """
-    found = _in_functions(facts) if isinstance(facts.name, str) else []
-    if any(suspect.reason == "label.suspect.inplace" for suspect in found):
+    names = {str(facts.name), *(name.text for name in facts.conflict.names)}
+    frames = [frame for frame in facts.conflict.save.site.frames if frame.is_user]
+    use = place(facts.conflict.use.site)
+    found = _in_functions(names, frames, use) if isinstance(facts.name, str) else []
+    if any(suspect.reason == _INPLACE for suspect in found):
         return found[:_MOST]
     return [*_in_scripts(facts), *found][:_MOST]
 
 
-def _in_functions(facts: Facts) -> list[Suspect]:
-    names = {str(facts.name), *(name.text for name in facts.conflict.names)}
-    use = place(facts.conflict.use.site)
+def of_arrays(facts: Facts) -> tuple[Label, ...]:
+    """The lines that write by a name of an array which shares the memory: ``a -= 1`` after ``a = x.numpy()``."""
+    labels: dict[tuple[str, int], Label] = {}
+    for write in facts.writes or facts.missed:
+        frame = place(write.site)
+        statement = None if frame is None or write.kind != "outside" else source.statement_at(frame)
+        if frame is None or statement is None:
+            continue
+        taken_in = source.first_argument(frame) if write.op in TAKE_IN else None
+        names = set(source.assigned_names(statement)) if taken_in is None else {taken_in}
+        # What a loop writes in its next round stands above.
+        first = min((loop.lineno for loop in statement.loops), default=frame.line)
+        found = _in_functions(names, [replace(frame, line=first)], place(facts.conflict.use.site), _OF_ARRAYS)
+        for one in (one for one in found if one.reason == _INPLACE):
+            message = Message(one.reason, {"name": min(names)})
+            for label in label_texts.at("suspect", one.site, message):
+                labels[label.frame.file, label.frame.line] = label
+    return tuple(labels.values())[:_MOST]
+
+
+def _in_functions(
+    names: set[str], frames: Sequence[Frame], use: Frame | None, methods: frozenset[str] = frozenset()
+) -> list[Suspect]:
+    """The lines of the functions at ``frames`` after these, up to the use, that may write by one of the names.
+
+    ``methods`` write in place, besides those of tensors.
+    """
     found: dict[tuple[str, int], Suspect] = {}
-    for depth, frame in enumerate(reversed([f for f in facts.conflict.save.site.frames if f.is_user])):
+    for depth, frame in enumerate(reversed(frames)):
         for node in _later_nodes(frame, use):
-            verdict = _verdict(node, names)
+            verdict = _verdict(node, names, methods)
             if verdict is None:
                 continue
             reason, strength = verdict
@@ -127,19 +161,23 @@ def _later_nodes(frame: Frame, use: Frame | None) -> Iterator[ast.AST]:
             yield node
 
 
-def _verdict(node: ast.AST, names: set[str]) -> tuple[str, int] | None:
+def _verdict(node: ast.AST, names: set[str], methods: frozenset[str]) -> tuple[str, int] | None:
     if isinstance(node, ast.AugAssign) and _root(node.target) in names:
-        return "label.suspect.inplace", 3
+        return _INPLACE, 3
     if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and _root(node) in names:
-        return "label.suspect.inplace", 3
+        return _INPLACE, 3
     if isinstance(node, ast.Call):
         for keyword in node.keywords:
             if keyword.arg == "out" and _root(keyword.value) in names:
-                return "label.suspect.inplace", 3
+                return _INPLACE, 3
         function = node.func
-        if isinstance(function, ast.Attribute) and is_inplace_name(function.attr) and _root(function.value) in names:
-            return "label.suspect.inplace", 3
-        if any(_root(argument) in names for argument in node.args):
+        is_method = isinstance(function, ast.Attribute) and _root(function.value) in names
+        if isinstance(function, ast.Attribute) and is_inplace_name(function.attr) and is_method:
+            return _INPLACE, 3
+        is_given = any(_root(argument) in names for argument in node.args)
+        if isinstance(function, ast.Attribute) and function.attr in methods and (is_given or is_method):
+            return _INPLACE, 3
+        if is_given:
             return "label.suspect.call", 2
     return None
 

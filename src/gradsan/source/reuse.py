@@ -151,7 +151,8 @@ def argument_read_later(call: Frame, name: str, is_second_name: bool = False) ->
         return None
     arguments = [*node.args, *(one.value for one in node.keywords)]
     given = next((one for one in arguments if _is_name(one, name)), None)
-    if given is None or isinstance(statement.node, ast.Return):
+    is_read_beside = _is_read_beside(statement.source, node, name)
+    if given is None or (isinstance(statement.node, ast.Return) and not is_read_beside):
         return None
     scope = statement.source.module if statement.function is None else statement.function
     at = definitions_at(scope, statement.node)
@@ -161,7 +162,8 @@ def argument_read_later(call: Frame, name: str, is_second_name: bool = False) ->
         is_second = any(read_after(statement, one, frozenset((statement.node,)), scope, statements) for one in results)
         if not is_second or _are_blank(_whole(at, name)):
             return None
-    read = read_after(statement, name, _whole(at, name), scope, statements)
+    read = None if is_read_beside else read_after(statement, name, _whole(at, name), scope, statements)
+    read = statement.node.lineno if is_read_beside else read
     if read is None:
         return None
     return SecondName(name, "argument", statement.node.lineno, read, statement.source.span(given))
@@ -363,7 +365,7 @@ def collected_result(frame: Frame, keeper: str) -> SecondName | None:
     return None
 
 
-def _is_name(node: ast.expr, name: str) -> bool:
+def _is_name(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
 
 
@@ -380,7 +382,29 @@ def reads_value(source: SourceFile, statement: ast.stmt, name: str) -> bool:
     )
 
 
-def _is_read(source: SourceFile, node: ast.Name) -> bool:
+def _is_read_beside(source: SourceFile, call: ast.Call, name: str) -> bool:
+    """Whether the expression around a call reads ``name`` after it: ``mse(x, f(x))`` does, ``x.mean() + f(x)`` not."""
+    inner: ast.expr | ast.keyword = call
+    for outer, _ in source.ancestors(call):
+        if isinstance(outer, ast.BinOp | ast.Call):
+            for part in ast.iter_child_nodes(outer):
+                if part is inner or not isinstance(part, ast.expr | ast.keyword):
+                    continue
+                whole: ast.expr = part.value if isinstance(part, ast.keyword) else part
+                # A method is looked up before its arguments are computed, and called after that.
+                if isinstance(outer, ast.Call) and part is outer.func and isinstance(part, ast.Attribute):
+                    whole = part.value
+                is_later = (part.lineno, part.col_offset) > (inner.lineno, inner.col_offset)
+                read = ast.walk(part) if is_later else (whole,)
+                if any(_is_name(one, name) and _is_read(source, one) for one in read):
+                    return True
+        elif not isinstance(outer, ast.Attribute | ast.UnaryOp | ast.keyword):
+            return False
+        inner = outer
+    return False
+
+
+def _is_read(source: SourceFile, node: ast.AST) -> bool:
     parent = next((one for one, _ in source.ancestors(node)), None)
     if isinstance(parent, ast.Attribute):
         return parent.attr not in _FACTS and parent.attr not in _KEEPS and not is_inplace_name(parent.attr)

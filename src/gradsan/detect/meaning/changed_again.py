@@ -97,7 +97,7 @@ class ChangedAgain(Detector):
         scaled = {
             raw.storage
             for raw in raws
-            if not raw.is_parameter and (raw.op in SCALES or (raw.op in SHIFTS and _is_loaded(raw.stack)))
+            if not raw.is_parameter and (raw.op in SCALES or (raw.op in SHIFTS and is_loaded(raw.stack)))
         }
         found: dict[int, list[RawWrite]] = {}
         for raw in raws:
@@ -136,9 +136,9 @@ class ChangedAgain(Detector):
         is_own = [one is not None and source.is_of_itself(one, name) for one in places]
         if any(own and op in SCALES for own, op in zip(is_own, ops, strict=True)):
             return
-        is_loaded = any(map(_is_loaded, stacks))
+        is_of_loader = any(map(is_loaded, stacks))
         if SCALES.isdisjoint(ops):
-            if is_loaded and len(parts) > 1 and _is_shifted_on(ops, is_own):
+            if is_of_loader and len(parts) > 1 and _is_shifted_on(ops, is_own):
                 self._tell(used, stacks, parts, sites, name, ops, {"is_factor": "", "is_shifted": "yes"})
             return
         each = list(zip(ops, numbers, is_own, strict=True))
@@ -156,9 +156,10 @@ class ChangedAgain(Detector):
         is_slow = factor is not None and _BENDS.isdisjoint(ops) and FADES <= abs(factor) <= 1 / FADES
         is_alone = sum(op not in _BOUNDS for op in ops) == 1
         fades = is_slow and (is_alone or (is_factor and abs(factor or 0) < 1))
-        if not is_loaded and (takes_in or fades):
+        if not is_of_loader and (takes_in or fades):
             return
-        self._tell(used, stacks, parts, sites, name, ops, {"is_factor": is_factor and factor is None and not is_loaded})
+        is_unknown = is_factor and factor is None and not is_of_loader
+        self._tell(used, stacks, parts, sites, name, ops, {"is_factor": is_unknown})
 
     def _tell(
         self,
@@ -185,7 +186,7 @@ def _is_shifted_on(ops: tuple[str, ...], is_own: list[bool]) -> bool:
     return bool(shifts) and len({op in _ADDS for op in shifts}) == 1 and not any(is_own)
 
 
-def _is_loaded(stack: Any) -> bool:
+def is_loaded(stack: Any) -> bool:
     """Whether a data loader called the writing code."""
     return any(_is_of_loader(code.co_filename) for code in stack.codes)
 
@@ -207,7 +208,7 @@ def _parts(raws: list[RawWrite]) -> Iterator[_Part]:
         rounds = [written[at * len(stacks)].sequence for at in range(times)]
         has_elements = all(raw.shape and max(raw.shape) > 1 for raw in written)
         has_graphs_between = all(before < after for before, after in itertools.pairwise(rounds))
-        is_scaled = any(raw.op in SCALES for raw in written) or _is_loaded(written[0].stack)
+        is_scaled = any(raw.op in SCALES for raw in written) or is_loaded(written[0].stack)
         if is_repeated and is_scaled and has_elements and has_graphs_between and len(stacks) <= _LINES and times > 1:
             yield _Part(stacks, tuple(raw.op for raw in written[: len(stacks)]), times, written[-1])
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gradsan import _torch, source
-from gradsan.detect.meaning.changed_again import FACTORS, FADES, ROW, SCALES, SHIFTS
+from gradsan.detect.meaning.changed_again import FACTORS, FADES, ROW, SCALES, SHIFTS, is_loaded
 from gradsan.detect.one_tensor.second_names import at_line
 from gradsan.model import Clue, Failure
 from gradsan.record.detector import Run
@@ -83,8 +83,12 @@ class ChangedArrays:
             self._judge(before._replace(storage=storage), log[-1][1])
 
     def _is_scaled_again(self, stack: Any, factor: float | None) -> bool:
-        """Whether ``factor`` is the earlier one at ``stack``, or a power of it, and far from 1."""
-        if factor is None or FADES - _NEAR < factor < 1 / FADES + _NEAR:
+        """Whether ``factor`` is the earlier one at ``stack``, or a power of it, and far from 1.
+
+        Code called by a data loader keeps no state in the data that might decay.
+        """
+        slow = 1 - _NEAR if is_loaded(stack) else FADES - _NEAR
+        if factor is None or slow < factor < 1 / slow:
             return False
         known = self._factors.setdefault(stack, factor)
         least, most = sorted((math.log(known), math.log(factor)), key=abs)

@@ -99,11 +99,10 @@ class RoundDetector(Detector):
     def _is_last(self, entry: RawBackward) -> bool:
         """Whether this backward ends the open round; any line ends the round before the very first backward."""
         opened = self._entry
-        return (
-            opened is not None
-            and entry.thread == opened.thread
-            and (opened.stack is None or entry.stack is opened.stack)
-        )
+        if opened is None or entry.thread != opened.thread:
+            return False
+        is_first = opened.stack is None and (entry.accumulates or self.takes_gradients)
+        return is_first or entry.stack is opened.stack
 
     def _open(self, entry: RawBackward) -> None:
         self._entry, self._calls, self._backwards = entry, 0, 0

@@ -11,7 +11,7 @@ is one; ``values``: ``shape``, ``dtype``, ``device``, ``leaves``, ``is_refilled`
 ``is_part``, whether it is one of several to be accumulated), ``cleared``
 (its site; ``op``), ``stepped`` (the step that came too late). ``clip_without_effect``. Roles: ``clip`` (the call;
 ``values``: ``kind``, ``empty`` where there was nothing to clip, ``run_out`` where it was given an exhausted
-generator, ``spent`` where it came after the step), ``stepped``.
+generator, ``spent`` where it came after the step, ``others`` where no optimizer has what it was given), ``stepped``.
 """
 
 from __future__ import annotations
@@ -267,6 +267,8 @@ class SpentGradients(RoundDetector):
                 for record in own
             )
 
+        if not own and self._is_of_others(clip, clips, steps) and self._is_second(clip.stack):
+            self._report_clip(entry, clip, "others", steps[0])
         if not own or not clip.bounds or any(acts(one) for one in clips if not one.storages.isdisjoint(clip.storages)):
             return
         is_spent = own[0].clock < clip.clock and any(clear > clip.clock for clear in clears)
@@ -275,6 +277,13 @@ class SpentGradients(RoundDetector):
         if clip.is_filled and program_reads_gradients(sys._getframe(1)):
             return
         self._report_clip(entry, clip, "spent" if clip.is_filled else "empty", own[0])
+
+    def _is_of_others(self, clip: Clip, clips: list[Clip], steps: list[StepRecord]) -> bool:
+        """Whether a clip got parameters without gradients that no optimizer has, and none got those of the steps."""
+        clipped = frozenset[int]().union(*(one.storages for one in clips))
+        owned = {id(one) for optimizer, _ in self._making.optimizers() for one in _torch.parameters_of(optimizer)}
+        is_idle = clip.bounds and not clip.gradients and owned.isdisjoint(clip.leaves)
+        return is_idle and bool(steps) and all(clipped.isdisjoint(one.storages) for one in steps)
 
     def _report_clip(self, entry: RawBackward, clip: Clip, kind: str, step: StepRecord) -> None:
         clues = (

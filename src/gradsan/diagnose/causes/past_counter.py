@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gradsan.diagnose import build, fixes, value_fixes
+from gradsan.diagnose import build, fixes, suspects, value_fixes
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.facts import Facts
 from gradsan.model import Diagnosis, Fix, Message, Severity, Site
@@ -81,7 +81,11 @@ def _leaving_it_unrecorded(fix: Fix) -> Fix:
 
 def memory_alias(facts: Facts) -> Diagnosis | None:
     """Recognise a silent write outside PyTorch to exported memory."""
-    return diagnosis(facts, "GS203", "memory_alias", instead=fixes.copy_handed_out(facts))
+    found = diagnosis(facts, "GS203", "memory_alias", instead=fixes.copy_handed_out(facts))
+    if found is None:
+        return None
+    *before, used = found.labels
+    return replace(found, labels=(*before, *suspects.of_arrays(facts), used))
 
 
 def storage_alias(facts: Facts) -> Diagnosis | None:

@@ -78,6 +78,9 @@ def thrown_away(failure: Failure) -> Diagnosis | None:
     )
 
 
+_CLIPS = {"run_out": "clip_list", "others": "clip_own"}
+
+
 def clip_without_effect(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure as a warning."""
     clip, stepped = parts.clue(failure, "clip"), parts.clue(failure, "stepped")
@@ -98,7 +101,7 @@ def clip_without_effect(failure: Failure) -> Diagnosis | None:
             *label_texts.at("used", failure.site, Message("label.fills_unclipped", values)),
             *parts.label_of(stepped, "note", "label.steps_unclipped", values),
         ),
-        fixes=(parts.fix("clip_list" if kind == "run_out" else "clip_between", "changed", values),),
+        fixes=(parts.fix(_CLIPS.get(kind, "clip_between"), "changed", values),),
     )
 
 
