@@ -359,7 +359,54 @@ def arguments_that_are_meant_to_change() -> None:
         net.zero_grad()
 
 
+class _Centred(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        x = x.clone() if mask is None else x * mask
+        x -= x.mean(1, keepdim=True)
+        x[:, 0] = 0
+        return self.inner(x)
+
+
+def arguments_copied_before_they_are_changed() -> None:
+    net, mask = _Centred(), torch.ones(8, 4)
+    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(6):
+        x = torch.randn(8, 4)
+        loss = F.mse_loss(net(x), x) + x.mean() * net(x, mask).mean()
+        centred = net(x)
+        loss = loss + (centred - x).abs().mean() + len(x) * net(x.view(8, 4)).mean()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+
+
+def averages_that_a_setting_leaves_out() -> None:
+    for wanted in (True, False):
+        net = nn.Linear(4, 2)
+        average = copy.deepcopy(net) if wanted else net
+        opt = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(8):
+            loss = (net(torch.randn(8, 4)) - average(torch.randn(8, 4)).detach()).pow(2).mean()
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            with torch.no_grad():
+                for own, given in zip(average.parameters(), net.parameters(), strict=True):
+                    own.lerp_(given, 0.1)
+        for _ in range(4):
+            average.load_state_dict(net.state_dict())
+            opt.zero_grad()
+            net(torch.randn(8, 4)).mean().backward()
+            opt.step()
+
+
 PROGRAMS = (
+    arguments_copied_before_they_are_changed,
+    averages_that_a_setting_leaves_out,
     arguments_that_are_meant_to_change,
     functions_that_save_what_they_need,
     a_function_in_threads_that_have_ended,

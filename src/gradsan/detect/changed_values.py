@@ -121,7 +121,10 @@ class ChangedValues(Detector):
     def _judge(self, backward: Any, read: Read, raws: list[RawWrite], by_number: dict[int, Any]) -> None:
         made = self.made(read.number, backward.thread)
         if read.maker is None:
-            raws = _of_this_life(raws, int(read.alias._version)) or _last_of_each_line(raws)
+            alive = _of_this_life(raws, int(read.alias._version))
+            # What moved no counter is in no order with it. All else was written to an earlier tensor at its address.
+            is_bypassed = _torch.storage_or_none(read.alias) in self._bypasses
+            raws = alive or (_last_of_each_line(raws) if is_bypassed else [])
         logged = raws
         # An operation that has left a counter at 0 has not written: ``dropout_`` in eval mode.
         raws = [raw for raw in raws if raw.version != 0]

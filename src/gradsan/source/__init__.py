@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from gradsan.source.kept import are_later_rounds as are_later_rounds
     from gradsan.source.kept import assignments as assignments
     from gradsan.source.kept import chooses_parameters as chooses_parameters
+    from gradsan.source.kept import is_bound_by_choice as is_bound_by_choice
     from gradsan.source.kept import is_computed_in_rounds as is_computed_in_rounds
     from gradsan.source.kept import is_filled_once as is_filled_once
     from gradsan.source.kept import is_target_in_rounds as is_target_in_rounds
@@ -184,7 +185,7 @@ _NAMES = {
     "identifiers": "assigned_names consumed_names",
     "kept": (
         "Addition Used added_to_optimizer additions are_later_rounds assignments chooses_parameters "
-        "is_computed_in_rounds "
+        "is_bound_by_choice is_computed_in_rounds "
         "is_filled_once is_target_in_rounds uses_in"
     ),
     "joined": "on_own_lines",

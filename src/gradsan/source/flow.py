@@ -64,16 +64,18 @@ def reaching(body: list[ast.stmt], at: ast.stmt, persists: Callable[[str], bool]
     return _join(interpreter.states)
 
 
-def is_still_argument(body: list[ast.stmt], at: ast.stmt, name: str) -> bool:
-    """Whether the parameter ``name`` still is the caller's object at ``at``: not rebound, at most changed in place."""
+def is_still_argument(body: list[ast.stmt], at: ast.stmt, name: str, passed: frozenset[ast.stmt] = frozenset()) -> bool:
+    """Whether the parameter ``name`` still is the caller's object at ``at``: not rebound, at most changed in place.
+
+    Augmented assignments before it, on other ``passed`` statements, change what they find.
+    """
     found = reaching(body, at, lambda name: False).get(name, frozenset())
-    return not any(
-        binding.replaces and not isinstance(binding.statement, ast.AugAssign)
-        for definition in found
-        if definition.statement is not None
-        for binding in bindings_of(definition.statement)
-        if binding.name == name
-    )
+    for one in {definition.statement for definition in found} - passed - {None}:
+        if one is None or not any(binding.name == name and binding.replaces for binding in bindings_of(one)):
+            continue
+        if not isinstance(one, ast.AugAssign) or not is_still_argument(body, one, name, passed | {one}):
+            return False
+    return True
 
 
 class _Interpreter:

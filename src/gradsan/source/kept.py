@@ -84,6 +84,26 @@ def assignments(frame: Frame, path: str) -> tuple[tuple[str, Frame], ...]:
     return tuple(found)
 
 
+def is_bound_by_choice(frame: Frame, path: str) -> bool:
+    """Whether the file binds ``path`` by a condition: ``b = deepcopy(a) if c else a``, or in both branches of an if."""
+    for part, place in assignments(frame, path):
+        found = statement_at(place)
+        if found is None or part != path:
+            continue
+        if isinstance(getattr(found.node, "value", None), ast.IfExp | ast.BoolOp):
+            return True
+        for outer, _ in found.source.ancestors(found.node):
+            branches = (outer.body, outer.orelse) if isinstance(outer, ast.If) else ()
+            if branches and all(any(_binds(one, part) for one in branch) for branch in branches):
+                return True
+    return False
+
+
+def _binds(statement: ast.stmt, part: str) -> bool:
+    nodes = (node for node in ast.walk(statement) if isinstance(node, ast.stmt))
+    return any(ast.unparse(target) == part for node in nodes for target in _targets(node))
+
+
 def _binding_methods(source: SourceFile, attribute: str) -> frozenset[str]:
     """The methods of the file's classes, except ``__init__``, that bind ``self.<attribute>``."""
     methods = (

@@ -128,7 +128,10 @@ class KeptStates(Detector):
         site = symbolise(stack)
         frame = site.user_frame
         pair = (None, None) if frame is None else (source.method_receiver(frame), source.state_given(frame))
-        if pair[0] is None or pair[1] is None or pair[0] == pair[1]:
+        if frame is None or pair[0] is None or pair[1] is None or pair[0] == pair[1]:
+            return
+        # ``average = deepcopy(net) if args.average else net`` is the same on purpose.
+        if any(source.is_bound_by_choice(frame, one) for one in pair if one is not None):
             return
         # ``net`` and ``ddp.module``: one of them is a wrapper's part, and the same on purpose.
         if pair[0].rpartition(".")[0] == pair[1].rpartition(".")[0]:

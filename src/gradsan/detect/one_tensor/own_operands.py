@@ -196,6 +196,9 @@ class OwnOperands(RoundDetector):
         (written, of_module), (read, of_other) = (
             source.walked_over(frame, one) if frame else (one, False) for one in pair
         )
+        # ``average = deepcopy(net) if args.average else net`` is the same on purpose.
+        if frame is not None and (source.is_bound_by_choice(frame, written) or source.is_bound_by_choice(frame, read)):
+            return
         # A list of the program's own was meant to hold copies, a module's result was not.
         is_read_kept = row == DIFFERENCE or (of_module and not of_other)
         facts = {**facts, "kept": read if is_read_kept else written}

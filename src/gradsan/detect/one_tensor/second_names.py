@@ -95,7 +95,9 @@ class SecondNames(Detector):
         found = found or _argument(last) or _returned(last) or _collected(raws, sys._getframe(1))
         if found is None:
             return
-        if found.second.kind == "returned" and not _is_held(found.second.name, last.storage, sys._getframe(1)):
+        is_held = _is_held(found.second.name, last.storage, sys._getframe(1))
+        # The source may show an argument where the function had made another tensor of it.
+        if (found.second.kind == "returned" and not is_held) or (found.second.kind == "argument" and is_held is False):
             return
         tensors = naming.find(sys._getframe(1), lambda one: _torch.storage_or_none(one) == last.storage)
         held = next((one.tensor for one in tensors), None)
@@ -174,14 +176,15 @@ def _collected(raws: list[RawWrite], frame: FrameType | None) -> _Found | None:
     return None
 
 
-def _is_held(name: str, storage: int, frame: FrameType | None) -> bool:
-    """Whether a variable of that name in a function running at ``frame`` is a tensor of that memory."""
-    while frame is not None:
+def _is_held(name: str, storage: int, frame: FrameType | None) -> bool | None:
+    """Whether variables of that name in functions running at ``frame`` have that memory; None without such tensors."""
+    found = None
+    while frame is not None and not found:
         held = _torch.locals_of(frame).get(name) if is_user_file(frame.f_code.co_filename) else None
-        if type(held) in _torch.PLAIN_TENSORS and _torch.storage_or_none(held) == storage:
-            return True
+        if type(held) in _torch.PLAIN_TENSORS:
+            found = _torch.storage_or_none(held) == storage
         frame = frame.f_back
-    return False
+    return found
 
 
 def _is_of_program(stack: Any) -> bool:
