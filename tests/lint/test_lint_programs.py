@@ -154,6 +154,9 @@ def test_pages_show_what_lint_finds_and_the_right_versions_are_quiet() -> None:
         # A number of another file's.
         "import torch\nfrom torch import nn\nfrom utils import to_scalar\nnet, total = nn.Linear(2, 1), 0\n"
         "for x in torch.ones(4, 3, 2):\n    loss = net(x).mean()\n    loss.backward()\n    total += to_scalar(loss)",
+        # Results of an operation that is not known: here they are no views of one tensor.
+        "import torch\nfrom torch import nn\nnet = nn.Linear(4, 3)\na = net(torch.ones(2, 4))\n"
+        "m = a.sum(1, keepdim=True)\na, m = torch.broadcast_tensors(a, m)\na -= m\na.sum().backward()",
         # A module's own flag.
         "from torch import nn\n\n\nclass C(nn.Module):\n    def __init__(self, requires_grad=True):\n"
         "        super().__init__()\n        self.requires_grad = requires_grad",

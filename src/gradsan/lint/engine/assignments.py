@@ -6,6 +6,7 @@ import ast
 
 from gradsan.lint.engine.expressions import Expressions
 from gradsan.lint.engine.state import State
+from gradsan.lint.engine.tables import operation
 from gradsan.lint.engine.values import (
     NO,
     YES,
@@ -83,7 +84,9 @@ class Assignments(Expressions):
 
     def _unpack(self, target: ast.Tuple | ast.List, value: Value, state: State) -> None:
         items = self.items_of(value, state) if isinstance(value, Sequence | Bag) else []
-        if isinstance(value, Tensor) and value.is_certain and not value.is_array:
+        # What an unknown operation gives, ``broadcast_tensors`` for one, need not be views of one tensor.
+        is_known = isinstance(value, Tensor) and (value.node is None or operation(value.node.op) is not None)
+        if isinstance(value, Tensor) and value.is_certain and not value.is_array and is_known:
             items = self.items_of(self.pieces(value, target, state), state)
         for index, element in enumerate(target.elts):
             inner = element.value if isinstance(element, ast.Starred) else element
