@@ -211,11 +211,27 @@ def fakes(use: Callable[[list[torch.Tensor]], object]) -> None:
     use(kept)
 
 
+def inner_steps(use: Callable[[list[torch.Tensor]], object], sums: bool = False) -> None:
+    weights = start = torch.randn(3, requires_grad=True)
+    total = torch.zeros(())
+    for _ in range(40):
+        loss = torch.tanh(weights).pow(2).mean()
+        (step,) = torch.autograd.grad(loss, weights, create_graph=True)
+        weights = weights - 0.1 * step
+        total = total + (loss * start).sum() if sums else total
+    use([weights])
+
+
 @both
-@pytest.mark.parametrize("program", [forces, fakes])
+@pytest.mark.parametrize("program", [forces, fakes, inner_steps])
 def test_graphs_of_many_rounds_that_one_backward_uses(mode: str, program: Callable[[Any], None]) -> None:
     assert alarms(lambda: program(lambda kept: torch.cat(kept).pow(2).mean().backward()), mode) == []
     assert alarms(lambda: program(lambda kept: torch.cat(kept).pow(2).mean().item()), mode) == ["GS422"]
+
+
+def test_a_sum_that_nobody_uses_beside_inner_steps_that_are_used() -> None:
+    (one,) = found(lambda: inner_steps(lambda kept: kept[0].sum().backward(), sums=True))
+    assert (one.code, str(one.title).partition(" ")[0]) == ("GS422", "total")
 
 
 class Merging(nn.Module):

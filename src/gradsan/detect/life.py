@@ -23,7 +23,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
@@ -44,6 +44,7 @@ _FIRST_LOOK, _SECOND_LOOK = 16, 32
 _LOOKS_AT_A_LINE = 32
 _NODE_BYTES = 400
 _SHOWN = 3
+_OWN_PART = 0.1
 _NAMED = 12
 _STEPS_DOWN = 2_000
 
@@ -55,7 +56,7 @@ class Life(Detector):
         """Start without having seen any step."""
         self._core, self._backwards, self._found = run.core, run.backwards, run.report
         self._sizes: dict[tuple[int, str], tuple[int, int]] = {}
-        self._awaited: list[list[tuple[Graph, Failure]]] = []
+        self._awaited: list[list[Awaited]] = []
         self._looks = Counter[Any]()
         self._unfed: list[tuple[list[tuple[Any, int]], Failure]] = []
         self._lost: weakref.WeakKeyDictionary[Optimizer, set[int]] = weakref.WeakKeyDictionary()
@@ -63,8 +64,8 @@ class Life(Detector):
 
     def forget(self) -> None:
         """Begin anew, at the start of a stretch of watching."""
-        for graph, _ in itertools.chain.from_iterable(self._awaited):
-            graph.let_go()
+        for one in itertools.chain.from_iterable(self._awaited):
+            one.graph.let_go()
         self._awaited.clear()
         self._unfed.clear()
         self._looks.clear()
@@ -72,9 +73,10 @@ class Life(Detector):
     def settle(self) -> None:
         """Report, as watching ends, the first of the graphs that grew together that no backward has run."""
         for grown in self._awaited:
-            unused = next((failure for graph, failure in grown if not graph.was_used), None)
+            used = [one.kept for one in grown if one.graph.was_used]
+            unused = next((one for one in grown if not one.graph.was_used and not any(map(one.is_kept_by, used))), None)
             if unused is not None:
-                self._found(unused)
+                self._found(unused.failure)
         self._look_at_unfed(is_last=True)
         self.forget()
 
@@ -207,7 +209,8 @@ class Life(Detector):
             self._sizes[id(stack), path] = (len(order), size)
             if known is not None and len(order) > 1.3 * known[0]:
                 per_round = (size - known[1]) / (_SECOND_LOOK - _FIRST_LOOK)
-                grown.append((min(_numbers_of(members)), path, members, len(order), size, per_round))
+                kept = {number for number in numbers if number < borders[len(borders) // 2]}
+                grown.append((min(_numbers_of(members)), path, members, len(order), size, per_round, kept))
         if grown:
             self._report_grown(entry, rounds, sorted(grown, key=lambda one: one[:2]), borders[len(borders) // 2])
 
@@ -219,7 +222,7 @@ class Life(Detector):
             here = running_here(self._core)
             return here is None or here.stack is not entry.stack
 
-        for _, path, members, nodes, size, per_round in grown:
+        for _, path, members, nodes, size, per_round, kept in grown:
             values = {"rounds": rounds, "nodes": nodes, "bytes": size, "bytes_per_round": int(per_round)}
             clue = Clue("grown", _made_at(self._core, members[0].tensor), name=path, values=values)
             failure = Failure("graph_grows", "", "", symbolise(entry.stack), (clue,), raised=False)
@@ -228,8 +231,20 @@ class Life(Detector):
             if backward.via == "backward" and _is_spent(backward, ran, members, border):
                 self._found(failure)
                 return
-            awaited.append((Graph([one.tensor for one in members], is_another_line), failure))
+            awaited.append(Awaited(Graph([one.tensor for one in members], is_another_line), failure, kept))
         self._awaited.append(awaited)
+
+
+class Awaited(NamedTuple):
+    """A grown graph that a later backward may run; ``kept`` are the numbers of its Nodes of earlier rounds."""
+
+    graph: Graph
+    failure: Failure
+    kept: set[int]
+
+    def is_kept_by(self, used: set[int]) -> bool:
+        """Whether a graph that was used holds those Nodes anyway, but for a few."""
+        return len(self.kept - used) <= _OWN_PART * len(self.kept)
 
 
 def _has_gradient(optimizer: Optimizer) -> bool:
