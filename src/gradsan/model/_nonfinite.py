@@ -73,7 +73,7 @@ class NonFinite:
     are the operations through which the value spread, starting with the birth, as (operation, site).
     ``seen`` is None where the birth was searched; ``spoilt`` is the number of non-finite parameters. ``reached``:
     ``parameters``, ``gradients`` (no step has taken them), ``loss`` (the gradients were finite all the same),
-    ``stopped`` (an exception ended the program while it was there).
+    ``stopped`` (an exception ended the backward, or the program, while it was there).
     """
 
     birth: Birth
