@@ -109,12 +109,7 @@ class watch:  # noqa: N801 - used as a function: ``with gradsan.watch():``
         """The report of the stretch so far, or of the last one. Raises RuntimeError if never entered."""
         if self._last is None:
             raise RuntimeError("gradsan.watch() has not been entered yet")
-        error = self._error
-        program = Program(
-            outcome="finished" if error is None else "failed",
-            exception=None if error is None else (type(error).__name__, str(error)),
-        )
-        return self._last.report(program)
+        return self._last.report(Program.ended_by(self._error))
 
     @property
     def diagnoses(self) -> tuple[Diagnosis, ...]:

@@ -57,8 +57,7 @@ def explain_exception(error: BaseException, *, language: LanguageOption = "auto"
     Its traceback must still be attached: the frames hold the variables and the loss. Runs no code of the program and
     installs no hook. The result has no diagnoses if gradsan does not know the error.
     """
-    program = Program(tuple(sys.argv), "failed", (type(error).__name__, _words_of(error)))
-    return Explanation(report_of(_evidence(error), program), language)
+    return Explanation(report_of(_evidence(error), Program.ended_by(error, tuple(sys.argv))), language)
 
 
 def autopsy(loss: torch.Tensor, *, language: LanguageOption = "auto") -> Explanation:
@@ -124,10 +123,3 @@ def _evidence(error: BaseException) -> Evidence:
     from gradsan.postmortem import unwatched
 
     return unwatched.evidence_of(error)
-
-
-def _words_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return ""

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import cast
 
 from gradsan._errors import GradsanError
@@ -24,13 +23,13 @@ from gradsan._terms import Mode, chosen, diagnosed
 from gradsan.launch import watched_process
 from gradsan.launch.outcome import Publisher
 from gradsan.launch.processes import Job, open_job
-from gradsan.launch.sentences import complain, spoken_language
+from gradsan.launch.sentences import complain, own_failure, spoken_language
 from gradsan.launch.starts import Starts
 from gradsan.launch.uncaught import call_before_shown
 from gradsan.launch.watched_process import Member
 from gradsan.launch.watcher import Watcher
 from gradsan.model import Conflict, Failure, Message, Program, Report
-from gradsan.options import Options, OptionsError, read_options
+from gradsan.options import Options, OptionsError, read_options, working_directory
 from gradsan.text import Language, choose_language
 from gradsan_start import ASKED
 
@@ -52,8 +51,7 @@ def _enable(mode: Mode | None, language: Language) -> None:
         for problem in stretch.problems:
             complain(problem, language)
     except Exception as failure:
-        said = {"kind": type(failure).__name__, "text": (str(failure).splitlines() or [""])[0]}
-        complain(Message("cli.failed_start", said), language)
+        complain(own_failure("start", failure), language)
 
 
 def _shows_errors_itself() -> bool:
@@ -70,7 +68,7 @@ class Enabled:
         ``has_notes`` False: errors get no note if a report follows their traceback.
         """
         self._has_notes = has_notes
-        self._directory = _working_directory()
+        self._directory = working_directory()
         options, self._publisher = self._options_and_publisher()
         if mode is not None:
             options = replace(
@@ -192,21 +190,5 @@ class Enabled:
             self._job.close()
 
     def _program(self) -> Program:
-        error = self._error
-        if error is None or isinstance(error, SystemExit):
-            return Program(self._argv)
-        return Program(self._argv, "failed", (type(error).__name__, _words_of(error)))
-
-
-def _working_directory() -> Path | None:
-    try:
-        return Path.cwd()
-    except OSError:
-        return None
-
-
-def _words_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return ""
+        error = None if isinstance(self._error, SystemExit) else self._error
+        return Program.ended_by(error, self._argv)

@@ -12,8 +12,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,14 +29,16 @@ def install() -> None:
     """
     if _undo:
         return
+    from gradsan.launch.uncaught import in_excepthook
+
     shell = _shell()
     if shell is None:
-        _undo.append(_install_in_python())
+        _undo.append(in_excepthook(sys, show_explained, is_before=False))
     else:
         from gradsan._ipython import install_in
 
         _undo.append(install_in(shell))
-    _undo.append(_install_in_threads())
+    _undo.append(in_excepthook(threading, show_explained, is_before=False))
 
 
 def uninstall() -> None:
@@ -49,6 +49,8 @@ def uninstall() -> None:
 
 def show_explained(error: BaseException) -> None:
     """Write the report of ``error`` to stderr if gradsan knows the error. Never raises."""
+    if not isinstance(error, Exception):
+        return
     try:
         from gradsan._autopsy import explain_exception
 
@@ -81,48 +83,12 @@ def _write(report: Report) -> None:
 
 def _options() -> Options:
     """Return the options of the environment and pyproject.toml; the defaults if they are invalid."""
-    from gradsan.options import Options, OptionsError, read_options
+    from gradsan.options import Options, OptionsError, read_options, working_directory
 
     try:
-        return read_options({}, os.environ, Path.cwd())
-    except (OptionsError, OSError):
+        return read_options({}, os.environ, working_directory())
+    except OptionsError:
         return Options()
-
-
-def _install_in_python() -> Callable[[], None]:
-    shown, is_on = sys.excepthook, True
-
-    def explain_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        shown(kind, error, trace)
-        if is_on and isinstance(error, Exception):
-            show_explained(error if error.__traceback__ is not None else error.with_traceback(trace))
-
-    def undo() -> None:
-        nonlocal is_on
-        is_on = False
-        if sys.excepthook is explain_uncaught:
-            sys.excepthook = shown
-
-    sys.excepthook = explain_uncaught
-    return undo
-
-
-def _install_in_threads() -> Callable[[], None]:
-    shown, is_on = threading.excepthook, True
-
-    def explain_uncaught(args: threading.ExceptHookArgs) -> None:
-        shown(args)
-        if is_on and isinstance(args.exc_value, Exception):
-            show_explained(args.exc_value)
-
-    def undo() -> None:
-        nonlocal is_on
-        is_on = False
-        if threading.excepthook is explain_uncaught:
-            threading.excepthook = shown
-
-    threading.excepthook = explain_uncaught
-    return undo
 
 
 def _shell() -> Any:

@@ -84,10 +84,9 @@ def run_watched(shell: Any, line: str, cell: str) -> None:
     finally:
         _watched_cells.discard(id(shell))
         session.stop()
-    outcome = Program((), "finished") if error is None else Program((), "failed", (type(error).__name__, str(error)))
     from gradsan._autopsy import Explanation
 
-    _display(Explanation(session.report(outcome)))
+    _display(Explanation(session.report(Program.ended_by(error))))
 
 
 def _show_explained(error: BaseException) -> None:

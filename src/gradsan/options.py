@@ -173,6 +173,14 @@ def merged(*layers: Layer) -> Options:
     return Options(**values)
 
 
+def working_directory() -> Path | None:
+    """Return the process's working directory; None if that has been deleted."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return None
+
+
 def read_options(command_line: Mapping[str, Any], environ: Mapping[str, str], directory: Path | None) -> Options:
     """Return the options of all three sources; ``directory`` is the working directory, None if it no longer exists.
 

@@ -29,7 +29,7 @@ from gradsan.launch.uncaught import (
 from gradsan.launch.watched_process import Member
 from gradsan.launch.watcher import Session, Watcher
 from gradsan.model import Message, Program
-from gradsan.options import Options, OptionsError, read_options
+from gradsan.options import Options, OptionsError, read_options, working_directory
 from gradsan.text import say
 
 _OPTIONS_WITH_VALUE = (
@@ -90,7 +90,7 @@ def run(namespace: argparse.Namespace) -> int:
         OptionsError: for invalid options; the program has not run then.
         KeyboardInterrupt: if it ended the program.
     """
-    directory = _working_directory()
+    directory = working_directory()
     options = read_options(_parser.said(namespace, (*_OPTIONS_WITH_VALUE, *_SWITCHES)), os.environ, directory)
     target = _parser.target_of(namespace.program)
     return execute(target, options, directory, partial(_open_session, options, directory))
@@ -197,10 +197,3 @@ def _open_session(options: Options, directory: Path | None) -> Session:
     mode, terms = chosen(options, Suppressions(options, directory).wants)
     session: Session = WatchSession(mode, terms=terms)
     return session
-
-
-def _working_directory() -> Path | None:
-    try:
-        return Path.cwd()
-    except OSError:
-        return None

@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 from gradsan import _torch
 from gradsan.detect.memory import Uncounted
 from gradsan.graph import compiled, conflicts, naming, walk
-from gradsan.model import Conflict, Save, Write
+from gradsan.model import Conflict, Write
 from gradsan.overlap import overlap
 from gradsan.record import ledger
 from gradsan.record.detector import Detector, KnownConflicts, Run
 from gradsan.record.ledger import call_that_made
-from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord, RawBackward, read_backward
 
 WAY = "compiled_input"
@@ -98,20 +97,13 @@ class CompiledInputs(Detector):
     def _conflict(
         self, backward: BackwardRecord, one: _Kept, info: Any, writes: tuple[Write, ...], frame: Any
     ) -> Conflict | None:
-        core, clock = self._core, one.made.clock
+        core, version = self._core, int(one.tensor._version)
         conflict = Conflict(
-            save=Save(
-                clock=clock,
-                site=symbolise(one.made.stack),
-                tensor=info,
-                version=int(one.tensor._version),
-                node=one.node.name(),
-                slot=one.slot,
-                sequence=_torch.node_sequence(one.node) or 0,
-                step=conflicts.steps_before(self._steps, clock, core.steps),
+            save=conflicts.save_of(
+                core, self._steps, one.made.clock, one.made.stack, info, version, one.node, one.slot
             ),
             writes=writes,
-            use=conflicts.use_of(core, backward, int(one.tensor._version)),
+            use=conflicts.use_of(core, backward, version),
             names=naming.names_of(one.tensor, frame),
             root_sequence=backward.root_sequence,
             raised=False,

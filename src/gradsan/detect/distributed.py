@@ -24,7 +24,7 @@ from gradsan import _torch
 from gradsan._imports import call_after_import
 from gradsan.detect.memory import Noted, Notes, Overwritten, Uncounted
 from gradsan.graph import conflicts, naming, walk
-from gradsan.model import Conflict, Message, Name, Save, Site
+from gradsan.model import Conflict, Message, Name
 from gradsan.record.detector import Detector, KnownConflicts, Run
 from gradsan.record.ledger import call_that_made
 from gradsan.record.patches import Patches
@@ -169,23 +169,14 @@ class Sharded(Detector):
         self._findings.add(key, lambda: self._conflict(used, stale, backward, frame))
 
     def _conflict(self, used: Gathering, stale: Stale, backward: BackwardRecord, frame: Any) -> Conflict:
-        core, number = self._core, _torch.node_sequence(stale.node) or 0
-        made = call_that_made(core, number, backward.thread)
+        core, info = self._core, conflicts.tensor_info(stale.saved, was_leaf=True)
+        made = call_that_made(core, _torch.node_sequence(stale.node) or 0, backward.thread)
         clock, stack = (made.clock, made.stack) if made is not None else (used.clock, used.stack)
         names = naming.names_of(stale.parameter.sharded_param, frame)
         # The writes are those of the shard, whose memory is not that of the whole parameter.
         writes = tuple(dataclasses.replace(one, region=None) for one in stale.written.writes)
         return Conflict(
-            save=Save(
-                clock=clock,
-                site=symbolise(stack) if stack is not None else Site(),
-                tensor=conflicts.tensor_info(stale.saved, was_leaf=True),
-                version=0,
-                node=stale.node.name(),
-                slot=stale.slot,
-                sequence=number,
-                step=conflicts.steps_before(self._steps, clock, core.steps),
-            ),
+            save=conflicts.save_of(core, self._steps, clock, stack, info, 0, stale.node, stale.slot),
             writes=writes,
             use=conflicts.use_of(core, backward, stale.written.version),
             names=names or (Name(str(stale.parameter._param_fqn), "module", "parameter"),),

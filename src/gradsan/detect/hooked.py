@@ -21,7 +21,7 @@ from gradsan.detect.exports import Exports
 from gradsan.detect.memory import Uncounted
 from gradsan.detect.prescan import way_of
 from gradsan.graph import conflicts, naming
-from gradsan.model import Conflict, Deviation, Region, Save, Site, TensorInfo, Write
+from gradsan.model import Conflict, Deviation, Region, Site, TensorInfo, Write
 from gradsan.originals import kept_conflicts
 from gradsan.originals.deep import Deep
 from gradsan.originals.originals import have_same_bytes
@@ -278,16 +278,8 @@ class HookedValues:
         backward = steps.current_backward()
         version = int(alias._version)
         return Conflict(
-            save=Save(
-                clock=save.clock,
-                site=symbolise(save.stack),
-                tensor=_info(alias, memory),
-                version=memory.version,
-                node=None if node is None else node.name(),
-                slot=slot,
-                is_output=bool(slot and slot.startswith("result")),
-                sequence=(_torch.node_sequence(node) or 0) if node is not None else 0,
-                step=conflicts.steps_before(steps, save.clock, core.steps),
+            save=conflicts.save_of(
+                core, steps, save.clock, save.stack, _info(alias, memory), memory.version, node, slot
             ),
             writes=written.writes,
             use=conflicts.use_of(core, backward, version),

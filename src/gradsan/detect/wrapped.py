@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from gradsan import _torch
 from gradsan.graph import conflicts, naming, walk
-from gradsan.model import Conflict, Save
+from gradsan.model import Conflict
 from gradsan.overlap import overlap
 from gradsan.record import ledger
 from gradsan.record.detector import Detector, KnownConflicts, Run
@@ -87,20 +87,14 @@ class Wrapped(Detector):
     def _conflict(self, backward: Any, one: _Inside, info: Any, write: Any, raw: RawWrite, frame: Any) -> Conflict:
         core = self._core
         outer = conflicts.tensor_info(one.outer, was_leaf=one.outer.is_leaf)
+        outer = replace(outer, storage=info.storage, region=info.region)
+        version = int(one.outer._version)
         return Conflict(
-            save=Save(
-                clock=one.made.clock,
-                site=symbolise(one.made.stack),
-                tensor=replace(outer, storage=info.storage, region=info.region),
-                version=int(one.outer._version),
-                node=one.node.name(),
-                slot=one.slot,
-                is_output=one.slot.startswith("result"),
-                sequence=_torch.node_sequence(one.node) or 0,
-                step=conflicts.steps_before(self._steps, one.made.clock, core.steps),
+            save=conflicts.save_of(
+                core, self._steps, one.made.clock, one.made.stack, outer, version, one.node, one.slot
             ),
             writes=(write,),
-            use=conflicts.use_of(core, backward, int(one.outer._version)),
+            use=conflicts.use_of(core, backward, version),
             names=naming.names_of(one.outer, frame),
             root_sequence=backward.root_sequence,
             raised=False,

@@ -89,18 +89,10 @@ def _of_stale(core: Log, steps: Any, backward: BackwardRecord, stale: stale_slot
     made = None if node is None else stale_slots.of_node(core, steps, node, backward.thread, stale, info.storage)
     since = made.clock if made else ledger.first_move(core, steps, info.storage, stale.saved_version, stale.version) - 1
     writes = ledger.writes_since(core, steps, info.storage, since, stale.saved_version, stale.version)
+    stack = made.stack if made and made.is_exact else None
+    save = save_of(core, steps, since, stack, info, stale.saved_version, node, stale.slot)
     conflict = Conflict(
-        save=Save(
-            clock=since,
-            site=symbolise(made.stack) if made and made.is_exact else Site(),
-            tensor=info,
-            version=stale.saved_version,
-            node=None if node is None else node.name(),
-            slot=stale.slot,
-            is_output=stale.is_output,
-            sequence=0 if node is None else _torch.node_sequence(node) or 0,
-            step=steps_before(steps, since, core.steps),
-        ),
+        save=replace(save, is_output=stale.is_output),
         writes=writes,
         use=use_of(core, backward, stale.version),
         names=() if tensor is None else naming.names_of(tensor, frame),
@@ -133,17 +125,7 @@ def under_hooks(core: Log, steps: Any, save: Any, alias: Any) -> Conflict:
     info = tensor_info(alias, was_leaf=alias.is_leaf and alias.requires_grad)
     writes = ledger.writes_since(core, steps, info.storage, save.clock, saved_version, alias._version)
     return Conflict(
-        save=Save(
-            clock=save.clock,
-            site=symbolise(save.stack),
-            tensor=info,
-            version=saved_version,
-            node=None if node is None else node.name(),
-            slot=slot,
-            is_output=bool(slot and slot.startswith("result")),
-            sequence=(_torch.node_sequence(node) or 0) if node is not None else 0,
-            step=steps_before(steps, save.clock, core.steps),
-        ),
+        save=save_of(core, steps, save.clock, save.stack, info, saved_version, node, slot),
         writes=writes,
         use=use_of(core, backward, alias._version),
         names=naming.names_of(alias, frame),
@@ -166,6 +148,23 @@ def tensor_info(tensor: Any, was_leaf: bool) -> TensorInfo:
         region=Region(offset, shape, strides if strides is not None else (), itemsize),
         requires_grad=bool(tensor.requires_grad) if was_leaf else True,
         is_leaf=was_leaf,
+    )
+
+
+def save_of(
+    core: Log, steps: Any, clock: int, stack: Any, tensor: TensorInfo, version: int, node: Any, slot: str | None
+) -> Save:
+    """Return the save in ``slot`` of ``node`` by the call at ``clock`` and ``stack``; the last three may be None."""
+    return Save(
+        clock=clock,
+        site=Site() if stack is None else symbolise(stack),
+        tensor=tensor,
+        version=version,
+        node=None if node is None else node.name(),
+        slot=slot,
+        is_output=bool(slot and slot.startswith("result")),
+        sequence=0 if node is None else _torch.node_sequence(node) or 0,
+        step=steps_before(steps, clock, core.steps),
     )
 
 

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 from gradsan._notes import annotate
@@ -16,10 +15,10 @@ from gradsan._terms import Mode, chosen
 from gradsan.launch.outcome import Stopwatch, Suppressions
 from gradsan.launch.ranks import Board, Rank, heading, own_files, undisturbed
 from gradsan.launch.reporting import Presentation, ReportFile, present
-from gradsan.launch.sentences import complain
+from gradsan.launch.sentences import complain, own_failure
 from gradsan.launch.watcher import Watcher
-from gradsan.model import Message, Program, Report
-from gradsan.options import REPORT_FILES, Options, OptionsError, read_options
+from gradsan.model import Program, Report
+from gradsan.options import REPORT_FILES, Options, OptionsError, read_options, working_directory
 from gradsan.text import choose_language, say
 
 Language = Literal["en", "zh", "auto"]
@@ -35,7 +34,7 @@ def options_of(mode: Mode | None, said: Mapping[str, Any]) -> Options:
     if mode is not None:
         layer.update(deep=mode == "deep", heal=mode == "heal", nonfinite=mode == "nonfinite")
     try:
-        return read_options(layer, os.environ, _directory())
+        return read_options(layer, os.environ, working_directory())
     except OptionsError as problem:
         raise _as_value_error(problem, str(said.get("lang") or "auto")) from None
 
@@ -51,7 +50,7 @@ class Training:
         """
         self._asked = options
         self._rank = rank
-        self._directory = _directory()
+        self._directory = working_directory()
         self._options = own_files(options, rank, self._directory)
         self._language = choose_language(options.lang, os.environ)
         named = {form: getattr(self._options, form) for form in REPORT_FILES}
@@ -75,7 +74,7 @@ class Training:
 
     def fail(self, error: BaseException) -> None:
         """Examine the exception that ends the training while its graph exists; add the short diagnosis as a note."""
-        self._program = Program(tuple(sys.argv), "failed", (type(error).__name__, _text_of(error)))
+        self._program = Program.ended_by(error, tuple(sys.argv))
         self._watcher.examine(error)
         self._attempt(lambda: annotate(error, self._watcher.report(self._program), self._options.lang))
 
@@ -123,27 +122,12 @@ class Training:
         except Exception as failure:
             if os.environ.get("GRADSAN_DEBUG"):
                 raise
-            values = {"kind": type(failure).__name__, "text": (_text_of(failure).splitlines() or [""])[0]}
-            complain(Message("cli.failed_report", values), self._language)
+            complain(own_failure("report", failure), self._language)
 
 
 def rank_among(number: int, size: int) -> Rank | None:
     """Return the rank ``number`` of ``size`` processes; None for a single process."""
     return Rank(number, size) if size > 1 else None
-
-
-def _directory() -> Path | None:
-    try:
-        return Path.cwd()
-    except OSError:
-        return None
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return ""
 
 
 def _as_value_error(problem: OptionsError, lang: str) -> ValueError:

@@ -17,7 +17,7 @@ from gradsan.launch.uncaught import call_before_shown
 from gradsan.launch.watched_process import Member
 from gradsan.launch.watcher import Session, Watcher
 from gradsan.model import Program
-from gradsan.options import Options
+from gradsan.options import Options, working_directory
 from gradsan.text import choose_language
 from gradsan_start import log
 
@@ -32,7 +32,7 @@ def begin_child(folder: str) -> None:
     if options is None:
         log(folder, "failed")
         return
-    directory = _working_directory()
+    directory = working_directory()
     watcher = Watcher(partial(open_session, options, directory))
     language = choose_language(options.lang, os.environ)
 
@@ -75,12 +75,5 @@ def _publish_alone(watcher: Watcher, options: Options, status: int, flushes: boo
     from gradsan.launch.outcome import Publisher
 
     program = Program(tuple(sys.argv), "failed" if status else "finished")
-    publisher = Publisher(options, _working_directory())
+    publisher = Publisher(options, working_directory())
     publisher.publish(watcher, program, None, is_child=True, flushes=flushes)
-
-
-def _working_directory() -> Path | None:
-    try:
-        return Path.cwd()
-    except OSError:
-        return None

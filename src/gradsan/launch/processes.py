@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from gradsan import __version__
-from gradsan.model import Diagnosis, Event, Fix, Frame, Label, Message, Report, Site
+from gradsan.model import Diagnosis, Fix, Frame, Message, Report
 from gradsan.options import REPORT_FILES, Options
 from gradsan_start import JOINED, LOG, STARTED, VARIABLE
 
@@ -228,14 +228,7 @@ def _renamed(diagnosis: Diagnosis, number: int) -> Diagnosis:
     def frame(old: Frame) -> Frame:
         return replace(old, file=f"{old.file[:-1]}, pid {number}>") if old.file in ("<string>", "<stdin>") else old
 
-    def label(old: Label) -> Label:
-        return replace(old, frame=frame(old.frame), site=Site(tuple(map(frame, old.site.frames))))
-
-    def event(old: Event) -> Event:
-        return old if old.frame is None else replace(old, frame=frame(old.frame))
-
-    labels, events = tuple(map(label, diagnosis.labels)), tuple(map(event, diagnosis.events))
-    return replace(diagnosis, labels=labels, events=events)
+    return diagnosis.with_frames(frame)
 
 
 def _with_own_diffs(diagnosis: Diagnosis) -> Diagnosis:

@@ -18,7 +18,7 @@ from pathlib import Path
 from gradsan._editors import address_in
 from gradsan._imports import imports_by
 from gradsan.launch.program import CODE_NAME
-from gradsan.launch.sentences import complain, flush_output, write_to_stderr, write_to_stdout
+from gradsan.launch.sentences import complain, flush_output, own_failure, write_to_stderr, write_to_stdout
 from gradsan.model import Message, Report
 from gradsan.options import STANDARD_OUTPUT, Options, OptionsError
 from gradsan.source.tree import no_warnings
@@ -68,8 +68,7 @@ def _written(parts: Sequence[_Part], report: Report, presentation: Presentation)
         try:
             problem = part(report, presentation)
         except Exception as failure:
-            text = (str(failure).splitlines() or [""])[0]
-            problem = Message("cli.failed_report", {"kind": type(failure).__name__, "text": text})
+            problem = own_failure("report", failure)
         if problem is not None:
             problems.append(problem)
     return problems

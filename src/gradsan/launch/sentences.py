@@ -31,6 +31,15 @@ def complain(message: Message, language: Language) -> None:
     write_to_stderr(f"gradsan: {say(message, language_on(sys.stderr, language))}\n")
 
 
+def own_failure(what: str, failure: Exception) -> Message:
+    """Return the sentence that gradsan itself has failed, in what ``cli.failed_<what>`` says."""
+    try:
+        text = (str(failure).splitlines() or [""])[0]
+    except Exception:
+        text = ""
+    return Message(f"cli.failed_{what}", {"kind": type(failure).__name__, "text": text})
+
+
 def say_options_alone() -> None:
     """Warn that ``GRADSAN_OPTIONS`` is set in a process that nobody has asked to watch."""
     complain(Message("cli.options_alone"), spoken_language((), os.environ))

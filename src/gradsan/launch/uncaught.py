@@ -17,8 +17,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from gradsan.launch.sentences import write_to_stderr
-
 _OWN_FILES = str(Path(__file__).resolve().parent.parent)
 _IMPORT_MACHINERY = "<frozen importlib"
 _listeners: list[Callable[[BaseException], None]] = []
@@ -40,6 +38,8 @@ def show_uncaught(failure: BaseException) -> int:
     sys.last_type, sys.last_value, sys.last_traceback = type(failure), failure, trace
     if sys.version_info >= (3, 12):
         sys.last_exc = failure
+    from gradsan.launch.sentences import write_to_stderr
+
     hook = getattr(sys, "excepthook", None)
     if hook is None:
         write_to_stderr("sys.excepthook is missing\n")
@@ -99,6 +99,8 @@ def wait_for_threads() -> bool:
     except _TerminatedError:
         return True
     except BaseException as failure:
+        from gradsan.launch.sentences import write_to_stderr
+
         remove_own_frames(failure)
         lines = "".join(traceback.format_tb(failure.__traceback__))
         words = f"{type(failure).__name__}: {failure}"
@@ -214,7 +216,7 @@ def call_before_shown(listener: Listener) -> Callable[[], None]:
 
     A process of multiprocessing shows its exceptions itself; there it is called when they leave its target.
     """
-    undo = [_in_python(listener), _in_threads(listener), call_in_multiprocessing(listener)]
+    undo = [in_excepthook(sys, listener), in_excepthook(threading, listener), call_in_multiprocessing(listener)]
 
     def undo_all() -> None:
         for one in undo:
@@ -223,39 +225,29 @@ def call_before_shown(listener: Listener) -> Callable[[], None]:
     return undo_all
 
 
-def _in_python(listener: Listener) -> Callable[[], None]:
-    shown, is_on = sys.excepthook, True
+def in_excepthook(owner: Any, listener: Listener, *, is_before: bool = True) -> Callable[[], None]:
+    """Call ``listener`` with what the ``excepthook`` of ``owner`` shows, before or after it; return its undo.
 
-    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    ``owner`` is the module ``sys`` or ``threading``. A hook that another has set since is kept.
+    """
+    shown, is_on = owner.excepthook, True
+
+    def show(*args: Any) -> None:
+        _, error, trace, *_ = args if owner is sys else args[0]
+        if not is_before:
+            shown(*args)
         if is_on and isinstance(error, BaseException):
             listener(error if error.__traceback__ is not None else error.with_traceback(trace))
-        shown(kind, error, trace)
+        if is_before:
+            shown(*args)
 
     def undo() -> None:
         nonlocal is_on
         is_on = False
-        if sys.excepthook is show:
-            sys.excepthook = shown
+        if owner.excepthook is show:
+            owner.excepthook = shown
 
-    sys.excepthook = show
-    return undo
-
-
-def _in_threads(listener: Listener) -> Callable[[], None]:
-    shown, is_on = threading.excepthook, True
-
-    def show(args: threading.ExceptHookArgs) -> None:
-        if is_on and args.exc_value is not None:
-            listener(args.exc_value)
-        shown(args)
-
-    def undo() -> None:
-        nonlocal is_on
-        is_on = False
-        if threading.excepthook is show:
-            threading.excepthook = shown
-
-    threading.excepthook = show
+    owner.excepthook = show
     return undo
 
 

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from gradsan import __version__
 from gradsan._errors import HaltError
+from gradsan.launch.sentences import own_failure
 from gradsan.model import Conflict, Failure, Message, Program, Report, Seen
 
 
@@ -123,12 +124,4 @@ class Watcher:
             return False
 
     def _keep(self, what: str, failure: Exception) -> None:
-        values = {"kind": type(failure).__name__, "text": _first_line(failure)}
-        self.problems.append(Message(f"cli.failed_{what}", values))
-
-
-def _first_line(failure: Exception) -> str:
-    try:
-        return (str(failure).splitlines() or [""])[0]
-    except Exception:
-        return ""
+        self.problems.append(own_failure(what, failure))

@@ -6,8 +6,8 @@ Names and order of their fields are those of the JSON report (``present/json.py`
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from gradsan.model._events import Confidence, Deviation, Seen
@@ -215,6 +215,15 @@ class Diagnosis:
     confidence: Confidence = "recorded"
     nonfinite: NonFiniteFacts | None = None
 
+    def with_frames(self, changed: Callable[[Frame], Frame]) -> Diagnosis:
+        """Return the diagnosis with each frame of its labels and events replaced by ``changed`` of it."""
+        labels = (
+            replace(one, frame=changed(one.frame), site=Site(tuple(map(changed, one.site.frames))))
+            for one in self.labels
+        )
+        events = (one if one.frame is None else replace(one, frame=changed(one.frame)) for one in self.events)
+        return replace(self, labels=tuple(labels), events=tuple(events))
+
     def __str__(self) -> str:
         """Return the finding in a few lines, as in the note on an exception, in the language of the environment."""
         from gradsan.present import short_note
@@ -238,6 +247,17 @@ class Program:
     ended: bool = True
     started: str | None = None
     seconds: float | None = None
+
+    @classmethod
+    def ended_by(cls, error: BaseException | None, argv: tuple[str, ...] = ()) -> Program:
+        """Return a program that ``error`` has ended; None: it ran to its end."""
+        if error is None:
+            return cls(argv)
+        try:
+            words = str(error)
+        except Exception:  # of the program's own class
+            words = ""
+        return cls(argv, "failed", (type(error).__name__, words))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ import torch
 from gradsan import _torch
 from gradsan._errors import MemoryFreedError
 from gradsan.graph import conflicts, naming, walk
-from gradsan.model import Conflict, Message, Save, Site, Write
+from gradsan.model import Conflict, Message, Write
 from gradsan.originals.kept_conflicts import PastCounter
 from gradsan.originals.originals import fits_its_memory
 from gradsan.record.detector import Detector, Run, Sweep
@@ -139,18 +139,9 @@ class Emptied(Detector):
         version = 0 if tensor.is_inference() else int(tensor._version)
         found = self.since(tensor, clock)
         writes = () if found is None else (_write(found),)
+        info = conflicts.tensor_info(tensor, was_leaf=tensor.is_leaf and tensor.requires_grad)
         return Conflict(
-            save=Save(
-                clock=clock,
-                site=Site() if stack is None else symbolise(stack),
-                tensor=conflicts.tensor_info(tensor, was_leaf=tensor.is_leaf and tensor.requires_grad),
-                version=version,
-                node=None if node is None else node.name(),
-                slot=slot,
-                is_output=bool(slot and slot.startswith("result")),
-                sequence=0 if node is None else _torch.node_sequence(node) or 0,
-                step=conflicts.steps_before(steps, clock, core.steps),
-            ),
+            save=conflicts.save_of(core, steps, clock, stack, info, version, node, slot),
             writes=writes,
             use=conflicts.use_of(core, backward, version),
             names=naming.names_of(tensor, frame),

@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 
 from gradsan import _torch
 from gradsan.graph import naming, walk
-from gradsan.graph.conflicts import bridge_over, moment_of, passed, steps_before, tensor_info, use_of
+from gradsan.graph.conflicts import bridge_over, moment_of, passed, save_of, tensor_info, use_of
 from gradsan.graph.stale_slots import Origin
-from gradsan.model import Conflict, Deviation, Save, Site, Write
+from gradsan.model import Conflict, Deviation, Site, Write
 from gradsan.originals.originals import Kept
 from gradsan.record import ledger
 from gradsan.record.log import Log
-from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord
 
 
@@ -65,17 +64,7 @@ def of_kept(
             writes = (bypass.write,)
     made = Origin(kept.clock, kept.stack, kept.thread, True)
     conflict = Conflict(
-        save=Save(
-            clock=kept.clock,
-            site=symbolise(kept.stack),
-            tensor=info,
-            version=kept.version,
-            node=None if node is None else node.name(),
-            slot=slot,
-            is_output=bool(slot and slot.startswith("result")),
-            sequence=(_torch.node_sequence(node) or 0) if node is not None else 0,
-            step=steps_before(steps, kept.clock, core.steps),
-        ),
+        save=save_of(core, steps, kept.clock, kept.stack, info, kept.version, node, slot),
         writes=writes,
         use=use_of(core, backward, version),
         # Where .data was given other memory, the program holds the tensor that backward would read now.

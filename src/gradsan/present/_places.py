@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+from gradsan import options
 from gradsan.model import Diagnosis, Frame, Label, Site
 
 _GRADSAN = Path(__file__).resolve().parent.parent
@@ -13,12 +14,7 @@ _GRADSAN = Path(__file__).resolve().parent.parent
 
 def working_directory(cwd: Path | None) -> Path | None:
     """Return ``cwd``, or the process's own; None if that has been deleted."""
-    if cwd is not None:
-        return cwd
-    try:
-        return Path.cwd()
-    except OSError:
-        return None
+    return options.working_directory() if cwd is None else cwd
 
 
 def shown_path(file: str, cwd: Path | None) -> str:

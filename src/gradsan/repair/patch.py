@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gradsan.model import Diagnosis, Event, Frame, Label, Lines, Site
+from gradsan.model import Diagnosis, Frame, Lines
 
 
 class PatchError(ValueError):
@@ -220,11 +220,4 @@ def on_disk(diagnosis: Diagnosis, patch: Patch) -> Diagnosis:
         end = None if frame.end_line is None else patch.line_before(frame.file, frame.end_line)[0]
         return replace(frame, line=line, end_line=end)
 
-    def label(one: Label) -> Label:
-        return replace(one, frame=moved(one.frame), site=Site(tuple(map(moved, one.site.frames))))
-
-    def event(one: Event) -> Event:
-        return one if one.frame is None else replace(one, frame=moved(one.frame))
-
-    labels, events = tuple(map(label, diagnosis.labels)), tuple(map(event, diagnosis.events))
-    return replace(diagnosis, labels=labels, events=events)
+    return diagnosis.with_frames(moved)
