@@ -8,7 +8,6 @@ from typing import Any
 
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.facts import Facts, writing_thread
-from gradsan.diagnose.levels import place
 from gradsan.diagnose.names import inputs_with_names, producer
 from gradsan.model import (
     Conflict,
@@ -74,7 +73,7 @@ def _collected(facts: Facts) -> tuple[Message, ...]:
 def _leave_uncompiled(facts: Facts) -> tuple[Fix, ...]:
     """The fix without the compiler, where the eager program has no conflict."""
     save = facts.conflict.save
-    frame = place(save.site)
+    frame = save.site.shown_frame
     if save.compiled not in _ONLY_COMPILED or frame is None:
         return ()
     function = Message("help.leave_uncompiled", {"function": frame.function})

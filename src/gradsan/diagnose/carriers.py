@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from gradsan import source
-from gradsan.diagnose.levels import lifted, shared_level, user_frames
+from gradsan.diagnose.levels import lifted, shared_level
 from gradsan.model import Bridge, Fix, Frame, Held, Message, Site
 
 
@@ -49,7 +49,7 @@ def find(used: Site, bridge: Bridge) -> Carrier | None:
     the backward, then below it (where only variables that outlive a call can be carried), then above it. A live
     variable that holds the tensor itself decides between several names, then the statement that made it.
     """
-    use = user_frames(used)
+    use = used.user_frames
     level, groups = _groups(bridge.taken_near, use, bridge.made_near)
     if not groups and len(bridge.taken_near) == 1:
         # An operation that saves nothing has no site of its own; the last save before it may be all that is known.
@@ -83,7 +83,7 @@ def cut(used: Site, updated: Site | None, carrier: Carrier) -> tuple[source.Chan
     stop the training of all that computed the state. ``used`` is the round's backward, ``updated`` its update of the
     parameters.
     """
-    use = user_frames(used)
+    use = used.user_frames
     if not carrier.in_round or not 0 <= carrier.level < len(use):
         return None
     used_at = use[carrier.level]
@@ -119,10 +119,10 @@ def cut_term(
     is learned. Unchanged where the source does not show how it was computed, and for an average, which ``made`` adds
     to: run again, it would be updated twice.
     """
-    adds = any(source.reads_what_it_binds(frame) for site in made for frame in user_frames(site))
+    adds = any(source.reads_what_it_binds(frame) for site in made for frame in site.user_frames)
     if carrier is None or carrier.bound_at is None or updated is None or adds:
         return fixes
-    found = source.run_again_for_state(carrier.name, carrier.bound_at, user_frames(updated))
+    found = source.run_again_for_state(carrier.name, carrier.bound_at, updated.user_frames)
     if found is None:
         return fixes
     values = {"bridge": carrier.name, "value": found[0]}
@@ -185,7 +185,7 @@ def _at_binding(carrier: Carrier, used_at: Frame) -> source.Change | None:
 
 def _update_at(updated: Site | None, use: tuple[Frame, ...], level: int) -> Frame | None:
     """The frame at which the function at ``level`` of the backward's stack made the update, or called its function."""
-    update = user_frames(updated) if updated is not None else ()
+    update = updated.user_frames if updated is not None else ()
     return update[level] if update and shared_level(update, use) >= level else None
 
 
@@ -201,7 +201,7 @@ def _groups(
 
 def _places(sites: Iterable[Site]) -> Iterator[_Place]:
     """All statements on the stack of a single site, or on the path from the first site to the second."""
-    stacks = [user_frames(site) for site in sites]
+    stacks = [site.user_frames for site in sites]
     if not stacks:
         return
     first, last = stacks[0], stacks[-1]
@@ -234,7 +234,7 @@ def _carried_at(place: _Place, level: int, made_near: tuple[Site, ...]) -> list[
 
 def _was_made_at(bound_at: Frame, made_near: tuple[Site, ...]) -> bool:
     """Whether the statement that binds a name also made the tensor on the bridge."""
-    frames = [frame for site in made_near for frame in user_frames(site)] if len(made_near) == 1 else []
+    frames = [frame for site in made_near for frame in site.user_frames] if len(made_near) == 1 else []
     last = bound_at.end_line or bound_at.line
     return any(source.in_same_function(frame, bound_at) and bound_at.line <= frame.line <= last for frame in frames)
 

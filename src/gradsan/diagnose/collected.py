@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gradsan import source
-from gradsan.diagnose.levels import place, shared_level, user_frames
+from gradsan.diagnose.levels import shared_level
 from gradsan.model import Bridge, Fix, Frame, Held, Lines, Message, Site
 
 
@@ -19,7 +19,7 @@ def forget_collected(used: Site, updated: Site | None, held: tuple[Held, ...]) -
     for one in held:
         if one.container not in ("list", "deque") or one.within is None or not one.is_old:
             continue
-        for frame in reversed(user_frames(used)):
+        for frame in reversed(used.user_frames):
             if not _belongs(one, frame):
                 continue
             update = _update_beside(frame, updated)
@@ -56,7 +56,7 @@ def detach_held(
     round has replaced an object's old ones count as kept, too. None where nothing is kept in an attribute or a
     container that the function of a backward's frame names.
     """
-    for frame in reversed(user_frames(used)):
+    for frame in reversed(used.user_frames):
         mine = [one for one in held if _belongs(one, frame) and (_is_kept(one) or (or_renewed and _in_object(one)))]
         if known is not None:
             beside = [one for one in held if _belongs(one, frame) and _is_beside(one, known)]
@@ -102,7 +102,7 @@ def _belongs(held: Held, frame: Frame) -> bool:
 
 def _update_beside(frame: Frame, updated: Site | None) -> Frame | None:
     """The frame of the update of the parameters in the function of ``frame``."""
-    frames = () if updated is None else user_frames(updated)
+    frames = () if updated is None else updated.user_frames
     return next((one for one in frames if source.in_same_function(one, frame)), None)
 
 
@@ -149,7 +149,7 @@ def detach_other_network(bridges: Sequence[Bridge], retained_at: Site | None) ->
     found = border(bridges)
     if found is None:
         return ()
-    kept = None if retained_at is None else place(retained_at)
+    kept = None if retained_at is None else retained_at.shown_frame
     change = None if kept is None else source.drop_keyword(kept, "retain_graph")
     dropped: Lines = () if change is None or kept is None else source.changed_lines(kept.file, change)
     taken = {(file, line) for file, line, _ in found.lines}
@@ -165,9 +165,9 @@ def detach_other_network(bridges: Sequence[Bridge], retained_at: Site | None) ->
 def _cut(bridge: Bridge) -> tuple[str, Frame, source.Change] | None:
     for taken in bridge.taken_near:
         for made in bridge.made_near:
-            if (given := _as_argument(user_frames(taken), user_frames(made))) is not None:
+            if (given := _as_argument(taken.user_frames, made.user_frames)) is not None:
                 return given
-            for name, frame in _reads(user_frames(taken), user_frames(made), bridge.name):
+            for name, frame in _reads(taken.user_frames, made.user_frames, bridge.name):
                 if _holds_several(frame, name, bridge.name):
                     continue  # a container: no line shows which of its tensors are another network's
                 change = source.detach_reads((frame,), name)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gradsan import source
-from gradsan.diagnose.levels import place, user_frames
 from gradsan.model import Frame, Save, Site
 
 # The autograd Function that torch/_functorch/_aot_autograd makes of forward and backward of a graph.
@@ -55,7 +54,7 @@ def written_from_outside(site: Site) -> Site:
 
 def goes_on_at(site: Site) -> bool:
     """Whether a site is in the resumed part of a compiled function, after a graph break."""
-    frame = place(site)
+    frame = site.shown_frame
     return frame is not None and _is_resumed(frame)
 
 
@@ -65,12 +64,12 @@ def _is_resumed(frame: Frame) -> bool:
 
 def called(save: Save) -> str | None:
     """The callee: ``model`` of ``out = model(x)``; None where the source is ambiguous."""
-    frame = place(save.site)
+    frame = save.site.shown_frame
     return None if frame is None else source.called_expression(frame)
 
 
 def returned_as(save: Save) -> str | None:
     """The name of the call's result: ``out`` of ``out = model(x)``; None where the source is ambiguous."""
-    frames = user_frames(save.site)
+    frames = save.site.user_frames
     bound = source.bound_name(frames) if frames else None
     return None if bound is None else bound[0]

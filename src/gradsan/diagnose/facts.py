@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gradsan.diagnose import compiled
-from gradsan.diagnose.levels import place, user_frames
 from gradsan.diagnose.names import name_of
 from gradsan.diagnose.needs import Need, need_of, op_name
 from gradsan.model import Conflict, Message, Site, Write
@@ -97,7 +96,7 @@ _WAYS_OF_WRITING = {
 
 
 def _line(write: Write) -> tuple[str, int] | None:
-    frame = place(write.site)
+    frame = write.site.shown_frame
     return None if frame is None else (frame.file, frame.line)
 
 
@@ -165,7 +164,7 @@ def writing_thread(facts: Facts) -> str | None:
     if not save.frames or _began_in_python(save):
         return None
     for write in facts.writes:
-        frames = user_frames(write.site)
+        frames = write.site.user_frames
         if frames and _began_in_python(write.site):
             return frames[0].function
     return None

@@ -10,7 +10,6 @@ from typing import Any
 from gradsan import source
 from gradsan.diagnose.carriers import Carrier, cut
 from gradsan.diagnose.facts import Facts
-from gradsan.diagnose.levels import inner_frames, place, user_frames
 from gradsan.diagnose.names import operands_at_save, result_at_save
 from gradsan.model import Fix, Frame, Lines, Message, Site, Write
 
@@ -70,7 +69,7 @@ def disable_inplace_module(facts: Facts, writer: str) -> tuple[Fix, ...]:
     if change is not None and frame is not None:
         lines = source.changed_lines(frame.file, change)
     else:
-        files = dict.fromkeys(one.file for one in reversed(user_frames(first.site)))
+        files = dict.fromkeys(one.file for one in reversed(first.site.user_frames))
         lines = next((found for file in files if (found := _made_in_place(file, writer))), ())
     return (_fix("disable_inplace_module", "preserved", facts, lines),)
 
@@ -96,8 +95,8 @@ def update_after_backward(facts: Facts) -> tuple[Fix, ...]:
 
     Gradients do not change where nothing in between reads the written tensor; otherwise nothing is suggested.
     """
-    stacks = [user_frames(update.site) for update in facts.updates]
-    used = user_frames(facts.conflict.use.site)
+    stacks = [update.site.user_frames for update in facts.updates]
+    used = facts.conflict.use.site.user_frames
     within = source.within_block(stacks, used)
     if within:
         return (_fix("reorder_step", "preserved", facts, within, summary="help.backward_within_block"),)
@@ -109,9 +108,9 @@ def update_after_backward(facts: Facts) -> tuple[Fix, ...]:
 
 def recompute_forward(facts: Facts) -> tuple[Fix, ...]:
     """Run the forward again after the step."""
-    stacks = [user_frames(write.site) for write in facts.updates]
-    saved = user_frames(facts.conflict.save.site) or None
-    again = source.run_again(saved, stacks, user_frames(facts.conflict.use.site)) if stacks else []
+    stacks = [write.site.user_frames for write in facts.updates]
+    saved = facts.conflict.save.site.user_frames or None
+    again = source.run_again(saved, stacks, facts.conflict.use.site.user_frames) if stacks else []
     return (_fix("recompute_forward", "changed", facts, again[0] if saved and again else ()),)
 
 
@@ -125,7 +124,7 @@ def detach_carried_state(facts: Facts, carrier: Carrier | None, shown: str | Mes
 
 def drop_retain_graph(facts: Facts) -> tuple[Fix, ...]:
     """Remove ``retain_graph=True``, which the detach makes unnecessary."""
-    use = place(facts.conflict.use.site)
+    use = facts.conflict.use.site.shown_frame
     if use is None or not facts.conflict.use.retain_graph:
         return ()
     lines = _as_lines(use, source.drop_keyword(use, "retain_graph"))
@@ -206,7 +205,7 @@ def _is_of_container(writes: Sequence[Write]) -> bool:
 
 def _copy(saved: Site, write: Write, frame: Frame) -> source.Change | None:
     last = frame.end_line or frame.line
-    kept = (one for one in user_frames(saved) if source.in_same_function(one, frame))
+    kept = (one for one in saved.user_frames if source.in_same_function(one, frame))
     return source.clone_before(frame, write.op, value_first=any(frame.line <= one.line <= last for one in kept))
 
 
@@ -249,7 +248,7 @@ def _in_hook(write: Write, frame: Frame, change: source.Change | None) -> source
         between = [] if one.is_user else [*between, one]
     if not source.called_as_hook(between):
         return change
-    name = source.written_expression(frame, write.op, inner_frames(write.site))
+    name = source.written_expression(frame, write.op, write.site.inner_frames)
     if change is None and name is not None:
         change, name = source.argument_out_of_place(frame, write.op), name.partition("[")[0]
     if change is None:
@@ -266,7 +265,7 @@ def _is_written_by_alias(facts: Facts) -> bool:
         return False
     for write in facts.writes:
         frame = write.site.user_frame
-        name = None if frame is None else source.written_expression(frame, write.op, inner_frames(write.site))
+        name = None if frame is None else source.written_expression(frame, write.op, write.site.inner_frames)
         if name is None or "." not in name or ".data" in name or _is_called(facts, name):
             return False
     return True
@@ -279,7 +278,7 @@ def _write_one_name(writes: Sequence[Write]) -> bool:
         frame = write.site.user_frame
         if frame is None:
             return False
-        name = source.written_expression(frame, write.op, inner_frames(write.site))
+        name = source.written_expression(frame, write.op, write.site.inner_frames)
         targets.add((frame.file, frame.function, name))
     return len(targets) == 1
 
@@ -292,7 +291,7 @@ def _rebinding(kind: str, facts: Facts, suggested: _Suggested) -> Fix:
 def copy_within_forward(facts: Facts) -> tuple[Fix, ...]:
     """The copy for autograd where the function that saved a parameter writes it again: normalised in a forward."""
     saved = facts.conflict.save.site.user_frame
-    writing = [user_frames(update.site) for update in facts.updates]
+    writing = [update.site.user_frames for update in facts.updates]
     is_within = saved is not None and all(
         any((one.file, one.function) == (saved.file, saved.function) for one in frames) for frames in writing
     )

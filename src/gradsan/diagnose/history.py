@@ -6,7 +6,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 
 from gradsan.diagnose.facts import Facts
-from gradsan.diagnose.levels import place
 from gradsan.model import Conflict, Diagnosis, Event, EventKind, Failure, Moment, Passed, PathClue, PathNode
 
 LONGEST_REPEATED = 12
@@ -66,17 +65,17 @@ def events_of(facts: Facts, moments: Sequence[Moment] = ()) -> tuple[tuple[Event
     conflict = facts.conflict
     save, use = conflict.save, conflict.use
     counting = {id(write) for write in facts.writes}
-    events = [Event("saved", save.clock, save.step, save.node, save.version, place(save.site))]
+    events = [Event("saved", save.clock, save.step, save.node, save.version, save.site.shown_frame)]
     for write in conflict.writes:
         kind: EventKind = "step" if write.kind == "step" else "written"
         touches = id(write) in counting
-        events.append(Event(kind, write.clock, write.step, write.op, write.version, place(write.site), touches))
+        events.append(Event(kind, write.clock, write.step, write.op, write.version, write.site.shown_frame, touches))
     events += _around(conflict, moments)
     if use.via != "write":
         if not any(event.kind == "backward" for event in events):
             # The log of calls does not reach back that far; the one that failed is still known.
-            events.append(Event("backward", use.clock, use.step, use.via, None, place(use.site)))
-        events.append(Event("used", use.clock, use.step, save.node, use.version, place(use.site)))
+            events.append(Event("backward", use.clock, use.step, use.via, None, use.site.shown_frame))
+        events.append(Event("used", use.clock, use.step, save.node, use.version, use.site.shown_frame))
     return _both_ends(sorted(events, key=lambda event: event.clock))
 
 
@@ -97,7 +96,7 @@ def _around(conflict: Conflict, moments: Sequence[Moment]) -> Iterator[Event]:
     for moment in moments[first:last]:
         if moment.kind == "backward" or moment.clock not in known:
             touches = moment.kind == "backward"
-            yield Event(moment.kind, moment.clock, moment.step, moment.op, None, place(moment.site), touches)
+            yield Event(moment.kind, moment.clock, moment.step, moment.op, None, moment.site.shown_frame, touches)
 
 
 def way_of(facts: Facts) -> tuple[PathNode, ...]:
@@ -110,7 +109,7 @@ def way_of(facts: Facts) -> tuple[PathNode, ...]:
     if save.node is None:
         return ()
     over = (PathNode("bridge", bridge.name),) if bridge is not None and facts.updates else ()
-    kept = PathNode("saved", save.node, save.step, frame=place(save.site))
+    kept = PathNode("saved", save.node, save.step, frame=save.site.shown_frame)
     loss = PathNode("loss", None, conflict.use.step)
     if conflict.passed:
         return (loss, *_between(conflict.passed, over), kept)
@@ -133,7 +132,7 @@ def way_of_failure(failure: Failure, *, carries: bool) -> tuple[PathNode, ...]:
     bridge, saved = clues.get("bridge"), clues.get("saved")
     over = (PathNode("bridge", bridge.name),) if bridge is not None and carries else ()
     steps = [clues[role].count("step") if role in clues else None for role in ("needed", "freed_by")]
-    frame = None if saved is None or saved.site is None else place(saved.site)
+    frame = None if saved is None else saved.shown_frame
     loss, kept = PathNode("loss", None, steps[0]), PathNode("saved", way.passed[-1].name, steps[1], frame=frame)
     return (loss, *_between(way.passed, over), kept)
 

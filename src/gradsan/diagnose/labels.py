@@ -12,7 +12,6 @@ from typing import Any
 from gradsan import source
 from gradsan.diagnose import compiled
 from gradsan.diagnose.facts import Facts
-from gradsan.diagnose.levels import place
 from gradsan.diagnose.names import inputs_in_words
 from gradsan.model import Frame, Label, Message, Role, Site, Write
 
@@ -52,7 +51,7 @@ def standard(facts: Facts, *, writes: Iterable[Write] | None = None, used: Messa
 
 def at(role: Role, site: Site | None, message: Message, op: str | None = None) -> tuple[Label, ...]:
     """A label at a site's user frame; empty where the site has no frame."""
-    frame = place(site) if site is not None else None
+    frame = site.shown_frame if site is not None else None
     return () if site is None or frame is None else (Label(role, frame, message, op, site),)
 
 
@@ -77,7 +76,7 @@ def written(facts: Facts, writes: Iterable[Write]) -> tuple[Label, ...]:
     """The labels where the value was overwritten: each source line once, in order of its first write."""
     by_line: dict[tuple[str, int], tuple[Frame, list[Write]]] = {}
     for write in writes:
-        frame = place(write.site)
+        frame = write.site.shown_frame
         if frame is not None:
             by_line.setdefault((frame.file, frame.line), (frame, []))[1].append(write)
     labels: list[Label] = []

@@ -8,25 +8,6 @@ from gradsan import source
 from gradsan.model import Frame, Site
 
 
-def place(site: Site) -> Frame | None:
-    """The frame to show for a site: the user's own, else the outermost that is known."""
-    return site.user_frame or (site.frames[-1] if site.frames else None)
-
-
-def inner_frames(site: Site) -> tuple[Frame, ...]:
-    """The frames below the user frame, outermost first."""
-    own = site.user_frame
-    if own is None:
-        return ()
-    position = max(index for index, frame in enumerate(site.frames) if frame is own)
-    return site.frames[position + 1 :]
-
-
-def user_frames(site: Site) -> tuple[Frame, ...]:
-    """The frames of the user's own code, outermost first."""
-    return tuple(frame for frame in site.frames if frame.is_user)
-
-
 def shared_level(first: Sequence[Frame], second: Sequence[Frame]) -> int:
     """The index of the innermost function on both stacks, -1 where they share none (other threads)."""
     level = -1

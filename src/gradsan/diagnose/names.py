@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from gradsan import source
-from gradsan.diagnose.levels import inner_frames, lifted, place, shared_level, user_frames
+from gradsan.diagnose.levels import lifted, shared_level
 from gradsan.diagnose.needs import Need
 from gradsan.model import Conflict, Frame, Message, Site, Write
 
@@ -36,15 +36,15 @@ def name_of(conflict: Conflict, writes: Iterable[Write]) -> tuple[str | Message,
 
 def producer(conflict: Conflict) -> str | None:
     """The callee where a value without a name of its own was saved: ``self.net`` of ``return self.net(x)``."""
-    frame = place(conflict.save.site)
+    frame = conflict.save.site.shown_frame
     return source.called_expression(frame) if frame is not None else None
 
 
 def _written(conflict: Conflict, writes: Iterable[Write]) -> str | None:
     """The written expression of the first write that shows one, as spelled in the function that also saved it."""
     for write in writes:
-        frame = place(write.site)
-        found = None if frame is None else source.written_expression(frame, write.op, inner_frames(write.site))
+        frame = write.site.shown_frame
+        found = None if frame is None else source.written_expression(frame, write.op, write.site.inner_frames)
         if found is not None:
             return _where_saved(found, write.site, conflict)
     return None
@@ -52,12 +52,12 @@ def _written(conflict: Conflict, writes: Iterable[Write]) -> str | None:
 
 def _taken_in(writes: Iterable[Write]) -> str | None:
     """``buffer`` of the ``torch.from_numpy(buffer)`` that imported the memory, which was then written from outside."""
-    frames = [place(write.site) for write in writes if write.kind == "outside" and write.op in TAKE_IN]
+    frames = [write.site.shown_frame for write in writes if write.kind == "outside" and write.op in TAKE_IN]
     return next((name for frame in frames if frame is not None and (name := source.first_argument(frame))), None)
 
 
 def _where_saved(name: str, site: Site, conflict: Conflict) -> str:
-    written, saved = user_frames(site), user_frames(conflict.save.site)
+    written, saved = site.user_frames, conflict.save.site.user_frames
     level = shared_level(written, saved)
     if level < 0:
         return name
@@ -82,12 +82,12 @@ def result_at_save(conflict: Conflict) -> str | None:
     None where the line computes further with the result of the call, or calls layers one after another: it then
     binds another tensor.
     """
-    frame = place(conflict.save.site)
+    frame = conflict.save.site.shown_frame
     statement = source.statement_at(frame) if frame is not None else None
     if frame is None or statement is None or not source.binds_result(frame):
         return None
     names = source.assigned_names(statement)
-    inner = inner_frames(conflict.save.site)
+    inner = conflict.save.site.inner_frames
     return names[0] if len(names) == 1 and not any("container.py" in below.file for below in inner) else None
 
 
@@ -97,10 +97,10 @@ def operands_at_save(conflict: Conflict) -> list[str]:
     Empty where that line called layers one after another, or where the saved operand is a layer's own parameter:
     the line's operands are then other tensors.
     """
-    frame = place(conflict.save.site)
+    frame = conflict.save.site.shown_frame
     if frame is None:
         return []
-    inner = inner_frames(conflict.save.site)
+    inner = conflict.save.site.inner_frames
     if any("container.py" in below.file for below in inner) or (inner and conflict.save.slot in _OF_A_LAYER):
         return []
     return source.operand_expressions(frame)
@@ -170,11 +170,11 @@ def inputs_by_role(names: Iterable[str], op: str, need: Need, known: Mapping[str
 def _of_line(conflict: Conflict, need: Need) -> Mapping[str, str]:
     """The expressions for each input that the line shows; ambiguous ones are left out."""
     site = conflict.save.site
-    frame = place(site)
+    frame = site.shown_frame
     operation = None if frame is None else source.operation_at(frame)
     if operation is None:
         return {}
-    inner = inner_frames(site)
+    inner = site.inner_frames
     files = {one.file.replace("\\", "/").rsplit("/", 1)[-1] for one in inner}
     return _of_layer(operation, files, inner) if files - _PLAIN else _of_function(operation, need)
 

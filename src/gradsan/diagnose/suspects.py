@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.facts import Facts
-from gradsan.diagnose.levels import place
 from gradsan.diagnose.names import TAKE_IN
 from gradsan.model import Frame, Label, Message, Site
 from gradsan.source.inplace import is_inplace_name
@@ -41,7 +40,7 @@ def rank(facts: Facts) -> list[Suspect]:
     """
     names = {str(facts.name), *(name.text for name in facts.conflict.names)}
     frames = [frame for frame in facts.conflict.save.site.frames if frame.is_user]
-    use = place(facts.conflict.use.site)
+    use = facts.conflict.use.site.shown_frame
     found = _in_functions(names, frames, use) if isinstance(facts.name, str) else []
     if any(suspect.reason == _INPLACE for suspect in found):
         return found[:_MOST]
@@ -52,7 +51,7 @@ def of_arrays(facts: Facts) -> tuple[Label, ...]:
     """The lines that write by a name of an array which shares the memory: ``a -= 1`` after ``a = x.numpy()``."""
     labels: dict[tuple[str, int], Label] = {}
     for write in facts.writes or facts.missed:
-        frame = place(write.site)
+        frame = write.site.shown_frame
         statement = None if frame is None or write.kind != "outside" else source.statement_at(frame)
         if frame is None or statement is None:
             continue
@@ -60,7 +59,7 @@ def of_arrays(facts: Facts) -> tuple[Label, ...]:
         names = set(source.assigned_names(statement)) if taken_in is None else {taken_in}
         # What a loop writes in its next round stands above.
         first = min((loop.lineno for loop in statement.loops), default=frame.line)
-        found = _in_functions(names, [replace(frame, line=first)], place(facts.conflict.use.site), _OF_ARRAYS)
+        found = _in_functions(names, [replace(frame, line=first)], facts.conflict.use.site.shown_frame, _OF_ARRAYS)
         for one in (one for one in found if one.reason == _INPLACE):
             message = Message(one.reason, {"name": min(names)})
             for label in label_texts.at("suspect", one.site, message):

@@ -7,7 +7,6 @@ from typing import Any
 
 from gradsan import source
 from gradsan.diagnose.facts import Facts
-from gradsan.diagnose.levels import place, user_frames
 from gradsan.model import Fix, Frame, Lines, Message, Site
 
 LEFT_UNRECORDED = "help.left_unrecorded_how"
@@ -50,13 +49,13 @@ def for_argument(facts: Facts, values: Mapping[str, Any]) -> tuple[Fix, ...]:
 
 
 def _written_at(facts: Facts) -> Frame | None:
-    return None if facts.first is None else place(facts.first.site)
+    return None if facts.first is None else facts.first.site.shown_frame
 
 
 def for_checkpoint(facts: Facts) -> tuple[Fix, ...]:
     """Bind the value when the function is made, pass it as an argument, or run backward before it changes."""
     conflict = facts.conflict
-    path, call, defined = conflict.save.slot, place(conflict.save.site), _definition(facts)
+    path, call, defined = conflict.save.slot, conflict.save.site.shown_frame, _definition(facts)
     if path is None:
         return (_function_fix("depend_on_arguments", facts),)
     if any(write.kind == "step" for write in facts.writes):
@@ -67,8 +66,8 @@ def for_checkpoint(facts: Facts) -> tuple[Fix, ...]:
         value = f"{path}.clone()" if is_tensor and conflict.rebound is None else path
         change = source.bind_early(defined, call, path, value)
         lines = source.changed_lines(defined.file, change)
-    stacks = [user_frames(write.site) for write in facts.writes]
-    moved = source.move_behind(stacks, user_frames(conflict.use.site)) if stacks else None
+    stacks = [write.site.user_frames for write in facts.writes]
+    moved = source.move_behind(stacks, conflict.use.site.user_frames) if stacks else None
     later = moved.lines if moved is not None and moved.is_plain else ()
     found = (_function_fix("bind_early", facts, lines), _function_fix("change_after_backward", facts, later))
     return tuple(sorted(found, key=lambda fix: not fix.lines))
@@ -92,7 +91,7 @@ def for_unmarked(facts: Facts) -> tuple[Fix, ...]:
         change = source.mark_dirty(defined, parameter)
         marked = source.changed_lines(defined.file, change)
     copied: Lines = ()
-    frames = {frame for write in facts.writes if (frame := place(write.site)) is not None}
+    frames = {frame for write in facts.writes if (frame := write.site.shown_frame) is not None}
     if len(frames) == 1:
         frame = frames.pop()
         copy = source.clone_before(frame, facts.writes[0].op)

@@ -1,15 +1,24 @@
-"""Context of an error: the state that a topic of clues may read while they are collected."""
+"""Context of an error, which topics of clues read while they are collected, and clues to tensors that several need."""
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from torch import nn
+
 from gradsan import _torch
-from gradsan.model import Site
+from gradsan.graph import naming
+from gradsan.graph.variables import is_loop_variable
+from gradsan.model import Clue, Site
+from gradsan.record.ledger import RawWrite, call_that_made
 from gradsan.record.log import Log
+from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord
+
+_WRITES_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +50,56 @@ class Context:
             return self.backward is None
         entries = [at for at, frame in enumerate(self.frames) if _torch.enters_engine(frame)]
         return not entries or any(frame is self.frame for frame in self.frames[entries[-1] + 1 :])
+
+
+def described(tensor: Any, frame: Any, name: str | None = None) -> dict[str, Any]:
+    """Return the facts of ``tensor`` for the role ``target`` in :mod:`gradsan.errors.refused_writes`.
+
+    ``name`` is its name in the statement.
+    """
+    is_passing = name is not None and is_loop_variable(frame, name)
+    facts: dict[str, Any] = {
+        **_torch.facts_of(tensor),
+        "is_parameter": isinstance(tensor, nn.Parameter),
+    }
+    if _torch.is_refused(tensor):
+        return facts
+    names = [found.text for found in naming.names_of(tensor, frame) if is_passing or found.origin == "module"]
+    is_leaf = bool(tensor.is_leaf)
+    return {
+        **facts,
+        "is_leaf": is_leaf,
+        "requires_grad": bool(tensor.requires_grad),
+        "has_grad": is_leaf and tensor.grad is not None,
+        "known_as": names[0] if names and names[0] != name else "",
+    }
+
+
+def made_by(core: Log, tensor: Any) -> Clue | None:
+    """Return the call that made ``tensor``, as the role ``made``, if it has a Node."""
+    if tensor is None or _torch.is_refused(tensor) or tensor.grad_fn is None:
+        return None
+    return of_node(core, tensor.grad_fn, "made")
+
+
+def of_node(core: Log, node: Any, role: str) -> Clue | None:
+    """Return the call that made an autograd Node; None where no watched call did."""
+    made = call_that_made(core, _torch.node_sequence(node), threading.get_ident())
+    return None if made is None else Clue(role, symbolise(made.stack), op=node.name(), values={"clock": made.clock})
+
+
+def writes_to(core: Log, tensor: Any) -> tuple[Clue, ...]:
+    """Return the last logged writes to the memory of ``tensor``, at most three, oldest first: ``base_written``.
+
+    Backwards in the log the versions of one memory fall; where they do not, another tensor had its address.
+    """
+    storage, version = _torch.storage_identity(tensor), tensor._version + 1
+    found: list[Clue] = []
+    for raw in reversed([RawWrite(*entry) for entry in core.writes()]):
+        if raw.storage != storage or len(found) == _WRITES_SHOWN:
+            continue
+        if raw.version is None or raw.version >= version:
+            break
+        version = raw.version
+        found.insert(0, Clue("base_written", symbolise(raw.stack), op=raw.op))
+    return tuple(found)

@@ -13,8 +13,7 @@ import re
 from collections.abc import Iterator
 
 from gradsan import _torch
-from gradsan.errors.context import Context
-from gradsan.errors.tensors import of_node
+from gradsan.errors.context import Context, of_node
 from gradsan.graph import naming, walk
 from gradsan.model import Clue
 from gradsan.record.stacks import symbolise

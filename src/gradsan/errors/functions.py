@@ -29,8 +29,7 @@ from torch import nn
 from gradsan import _torch
 from gradsan.catalogue import place_raised
 from gradsan.detect.functions import is_application
-from gradsan.errors.context import Context
-from gradsan.errors.tensors import of_node, writes_to
+from gradsan.errors.context import Context, of_node, writes_to
 from gradsan.model import Clue
 from gradsan.record.ledger import RawWrite
 from gradsan.record.stacks import definition_site, is_user_file, symbolise

@@ -19,8 +19,7 @@ from typing import Any
 import torch
 
 from gradsan import _torch, source
-from gradsan.errors.context import Context
-from gradsan.errors.tensors import of_node
+from gradsan.errors.context import Context, of_node
 from gradsan.graph import naming, walk
 from gradsan.graph.live import tensor_of
 from gradsan.model import Clue, Frame, Site

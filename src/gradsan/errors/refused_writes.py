@@ -31,8 +31,7 @@ import torch
 from torch import nn
 
 from gradsan import _torch, source
-from gradsan.errors.context import Context
-from gradsan.errors.tensors import described, inner_frames, made_by, writes_to
+from gradsan.errors.context import Context, described, made_by, writes_to
 from gradsan.graph import naming
 from gradsan.graph.live import first_named, live_clues, tensor_of, value_of
 from gradsan.graph.walk import learns_elsewhere
@@ -113,7 +112,7 @@ def gather_written(context: Context) -> tuple[Clue, ...]:
     own = context.site.user_frame
     if own is None or context.frame is None or not context.is_at_statement:
         return ()
-    written = None if context.row in _READING else source.writing_at(own, inner_frames(context.site))
+    written = None if context.row in _READING else source.writing_at(own, context.site.inner_frames)
     if written is not None:
         tensor = tensor_of(context.frame, written.target)
         name, op, part = written.target, written.op, written.expression

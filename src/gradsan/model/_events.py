@@ -209,6 +209,16 @@ class Clue:
     values: Mapping[str, object] = field(default_factory=dict)
 
     @property
+    def user_frame(self) -> Frame | None:
+        """The user frame of its site; None where there is none."""
+        return None if self.site is None else self.site.user_frame
+
+    @property
+    def shown_frame(self) -> Frame | None:
+        """The frame to show of its site; None where there is none."""
+        return None if self.site is None else self.site.shown_frame
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The sizes of the tensor; empty where they are not known."""
         sizes = self.values.get("shape")

@@ -55,6 +55,22 @@ class Site:
         """The deepest frame of the user's own code; None where the stack has none."""
         return next((frame for frame in reversed(self.frames) if frame.is_user), None)
 
+    @property
+    def user_frames(self) -> tuple[Frame, ...]:
+        """The frames of the user's own code, outermost first."""
+        return tuple(frame for frame in self.frames if frame.is_user)
+
+    @property
+    def inner_frames(self) -> tuple[Frame, ...]:
+        """The frames below the user frame, outermost first."""
+        last = max((index for index, frame in enumerate(self.frames) if frame.is_user), default=len(self.frames))
+        return self.frames[last + 1 :]
+
+    @property
+    def shown_frame(self) -> Frame | None:
+        """The user frame, else the innermost one; None where the stack has none."""
+        return self.user_frame or (self.frames[-1] if self.frames else None)
+
 
 @dataclass(frozen=True, slots=True)
 class Region:

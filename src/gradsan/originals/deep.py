@@ -29,8 +29,7 @@ from gradsan.record.steps import RawBackward, running_here
 from gradsan.record.user_hooks import TensorHooks
 
 if TYPE_CHECKING:
-    from gradsan.originals.device_copies import DeviceCopies
-    from gradsan.originals.holdings import Holdings
+    from gradsan.originals.held_memory import DeviceCopies, Holdings
 
 Mode = Literal["deep", "heal"]
 _LEAVES_MEASURED = 1_000
@@ -97,7 +96,7 @@ class Deep:
 
     def start(self, patches: Patches) -> None:
         """Install the hooks in this thread and in those that start from now on."""
-        from gradsan.originals.device_copies import DeviceCopies
+        from gradsan.originals.held_memory import DeviceCopies
 
         self.is_on = True
         self.copies = DeviceCopies()

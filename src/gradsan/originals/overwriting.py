@@ -49,7 +49,7 @@ class Overwriting:
                 self._hook = None
             return
         if deep.holdings is None:
-            from gradsan.originals.holdings import Holdings
+            from gradsan.originals.held_memory import Holdings
 
             deep.holdings = Holdings(bound)
             self._core.tells_all_writes = True

@@ -16,7 +16,6 @@ from gradsan import source
 from gradsan.diagnose import build, value_fixes
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.facts import Facts
-from gradsan.diagnose.levels import place
 from gradsan.model import Diagnosis, Label, Message, Site
 
 
@@ -55,7 +54,7 @@ def _called(facts: Facts) -> str | Message:
 
 def _labels(facts: Facts, values: dict[str, Any]) -> tuple[Label, ...]:
     conflict = facts.conflict
-    call, use = place(conflict.save.site), place(conflict.use.site)
+    call, use = conflict.save.site.shown_frame, conflict.use.site.shown_frame
     changed = label_texts.written(facts, facts.writes)
     if conflict.rebound is not None and call is not None and conflict.save.slot is not None:
         places = source.rebound_at(call, conflict.save.slot, use)

@@ -17,7 +17,6 @@ from gradsan import source
 from gradsan.diagnose import build, fixes
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.facts import Facts, renormalises
-from gradsan.diagnose.levels import inner_frames, place
 from gradsan.model import Diagnosis, Message, Write
 
 
@@ -66,16 +65,16 @@ def is_inplace_flag(write: Write) -> bool:
     """Whether an ``inplace=True`` made the write: an in-place operator called by torch's functionals or modules."""
     if write.kind not in ("inplace", "op") or not write.op.endswith("_") or renormalises(write):
         return False
-    return any(_is_layer_code(frame.file) for frame in inner_frames(write.site))
+    return any(_is_layer_code(frame.file) for frame in write.site.inner_frames)
 
 
 def module_name(write: Write) -> str:
     """The class of the innermost module, or the functional, that wrote: ``ReLU``, ``dropout``."""
-    for frame in reversed(inner_frames(write.site)):
+    for frame in reversed(write.site.inner_frames):
         owner, _, method = frame.function.rpartition(".")
         if method == "forward" and owner:
             return owner.rpartition(".")[2]
-    layers = [frame.function for frame in inner_frames(write.site) if _is_layer_code(frame.file)]
+    layers = [frame.function for frame in write.site.inner_frames if _is_layer_code(frame.file)]
     return layers[0].rpartition(".")[2] if layers else write.op.rstrip("_")
 
 
@@ -117,10 +116,10 @@ def _saved_a_part(facts: Facts, write: Write) -> bool:
 
 
 def _is_repeated(writes: tuple[Write, ...]) -> bool:
-    lines = [(frame.file, frame.line) for write in writes if (frame := place(write.site)) is not None]
+    lines = [(frame.file, frame.line) for write in writes if (frame := write.site.shown_frame) is not None]
     if len(set(lines)) < len(lines):
         return True
-    frame = place(writes[0].site)
+    frame = writes[0].site.shown_frame
     statement = source.statement_at(frame) if frame is not None else None
     return statement is not None and bool(statement.loops)
 

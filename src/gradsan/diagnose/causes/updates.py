@@ -15,7 +15,6 @@ from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.built_once import BuiltOnce, anew_or_cut
 from gradsan.diagnose.collected import detach_held, detach_other_network, forget_collected
 from gradsan.diagnose.facts import Facts
-from gradsan.diagnose.levels import place, user_frames
 from gradsan.model import Bridge, Diagnosis, Fix, Label, Message, Site
 
 
@@ -61,12 +60,13 @@ def _fixes(facts: Facts) -> tuple[Fix, ...]:
 
 def _built_once(facts: Facts) -> tuple[Fix, ...]:
     """The fixes for a value computed before the loop that every round's backward uses, with ``retain_graph``."""
-    bridge, walks = facts.conflict.bridge, user_frames(facts.conflict.use.site)
+    bridge, walks = facts.conflict.bridge, facts.conflict.use.site.user_frames
     if bridge is None or bridge.name is None or not _went_back_before(facts):
         return ()
     root = bridge.name.partition("[")[0]
-    updated = [one for update in facts.updates for one in user_frames(update.site)]
-    for made in map(user_frames, bridge.made_near):
+    updated = [one for update in facts.updates for one in update.site.user_frames]
+    for near in bridge.made_near:
+        made = near.user_frames
         for used in reversed(walks):
             # The value that a function returns may have the same name in it.
             bound_at = source.binding_of([one for one in made if source.in_same_function(one, used)], root)
@@ -120,7 +120,7 @@ def _went_back_before(facts: Facts) -> bool:
     backward: nothing is carried over, the step came between the loss and its backward.
     """
     use = facts.conflict.use
-    frame = place(use.site)
+    frame = use.site.shown_frame
     return bool(use.retain_graph) or (frame is not None and source.has_keyword(frame, "retain_graph"))
 
 

@@ -11,7 +11,6 @@ from gradsan import source
 from gradsan.diagnose import build, value_fixes
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.facts import Facts
-from gradsan.diagnose.levels import inner_frames, place
 from gradsan.model import Diagnosis, Message
 
 
@@ -50,7 +49,7 @@ def no_grad_write(facts: Facts) -> Diagnosis | None:
 
 def _made_as(facts: Facts) -> str | None:
     """The name bound by the statement that computed the value."""
-    frame = place(facts.conflict.alias_site) if facts.conflict.alias_site is not None else None
+    frame = facts.conflict.alias_site.shown_frame if facts.conflict.alias_site is not None else None
     statement = source.statement_at(frame) if frame is not None else None
     # ``s = scale(v(i)) * 5`` binds another value than that of ``v(i)``.
     if frame is None or statement is None or not source.binds_result(frame):
@@ -65,8 +64,8 @@ def forward_alias(facts: Facts) -> Diagnosis | None:
     if conflict.way != "forward_alias" or facts.first is None:
         return None
     write = facts.first
-    frame = place(write.site)
-    inner = None if frame is None else source.written_expression(frame, write.op, inner_frames(write.site))
+    frame = write.site.shown_frame
+    inner = None if frame is None else source.written_expression(frame, write.op, write.site.inner_frames)
     name = conflict.names[0].text if conflict.names else facts.name
     values = {
         "name": name,

@@ -14,7 +14,6 @@ from __future__ import annotations
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts
-from gradsan.diagnose.levels import place
 from gradsan.model import Clue, Diagnosis, Failure, Fix, Message, NamedTensor
 
 
@@ -131,7 +130,7 @@ def hook_lost(failure: Failure) -> Diagnosis | None:
     hook, written = parts.clue(failure, "hook"), parts.clue(failure, "written")
     if hook is None or written is None:
         return None
-    frame = place(hook.site) if hook.site is not None else None
+    frame = hook.shown_frame
     name = (None if frame is None else source.method_receiver(frame)) or hook.name
     if name is None:
         return None

@@ -12,7 +12,6 @@ from typing import Literal
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts
-from gradsan.diagnose.levels import place
 from gradsan.diagnose.needs import op_name
 from gradsan.model import Diagnosis, Failure, Lines, Message, NamedTensor, Severity
 
@@ -106,7 +105,7 @@ def graph_rules(failure: Failure) -> Diagnosis | None:
 def _lines(failure: Failure, kind: str) -> Lines:
     """The lines of ``return_one_each`` where backward returns too few gradients: None for the inputs that need none."""
     defined, node = parts.clue(failure, "definition"), parts.clue(failure, "node")
-    frame = None if defined is None or defined.site is None else place(defined.site)
+    frame = None if defined is None else defined.shown_frame
     if kind != "return_one_each" or failure.row != "custom_backward_count" or frame is None or node is None:
         return ()
     needs = node.values.get("needs")

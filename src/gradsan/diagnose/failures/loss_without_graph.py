@@ -7,7 +7,6 @@ from dataclasses import replace
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts
-from gradsan.diagnose.levels import place, user_frames
 from gradsan.model import Diagnosis, Failure, Fix, Label, Lines, Message, NamedTensor, Site
 
 _MODES = frozenset({"no_grad", "inference_mode", "grad_mode_off"})
@@ -16,7 +15,7 @@ _MOST_SHOWN = 3
 
 def loss_without_graph(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure."""
-    frames = user_frames(failure.site)
+    frames = failure.site.user_frames
     name = (source.method_receiver(frames[-1]) if frames else None) or Message("label.the_loss")
     used = label_texts.at("used", failure.site, Message("label.loss_at"), op="backward")
     made = source.definition_of(frames[-1], name) if frames and isinstance(name, str) else None
@@ -87,7 +86,7 @@ def _trained_no_more(
 
 def _cuts(failure: Failure) -> tuple[source.Cut, ...]:
     """The cuts on the way to the loss, the likeliest first."""
-    frames = user_frames(failure.site)
+    frames = failure.site.user_frames
     live = [source.Live(clue.requires_grad, clue.callees) for clue in parts.live(failure)[-len(frames) :]]
     mode = parts.clue(failure, "mode")
     if mode is not None and not mode.values["grad_enabled"]:
@@ -153,10 +152,10 @@ def _fix(cut: source.Cut, is_the_one: bool) -> Fix:
 
 
 def _nothing_requires_grad(failure: Failure, name: str | Message, used: tuple[Label, ...]) -> Diagnosis:
-    frames = user_frames(failure.site)
+    frames = failure.site.user_frames
     made = source.definition_of(frames[-1], name) if frames and isinstance(name, str) else None
     created: tuple[Label, ...] = ()
-    if made is not None and place(failure.site) is not None:
+    if made is not None and failure.site.shown_frame is not None:
         created = label_texts.at("created", Site((made.frame,)), Message("label.nothing_requires_grad"))
     return parts.diagnosis(
         failure,

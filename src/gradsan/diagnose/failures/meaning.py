@@ -15,7 +15,6 @@ from gradsan import source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts
 from gradsan.diagnose.failures.unreached import term_uncut
-from gradsan.diagnose.levels import place
 from gradsan.model import Clue, Diagnosis, Failure, Fix, Lines, Message, Site
 
 _ARITHMETIC = frozenset(
@@ -55,7 +54,7 @@ def loss_changed(failure: Failure) -> Diagnosis | None:
 def _is_computed_on(written: Clue, name: str) -> bool:
     if written.op != "data =":
         return written.op in _ARITHMETIC
-    frame = place(written.site) if written.site is not None else None
+    frame = written.shown_frame
     statement = None if frame is None else source.statement_at(frame)
     return statement is not None and any(
         one == name or one.startswith(f"{name}.") for one in source.consumed_names(statement)
@@ -67,7 +66,7 @@ def value_changed(failure: Failure) -> Diagnosis | None:
     computed, written, read = (parts.clue(failure, role) for role in ("computed", "written", "read"))
     if computed is None or written is None or read is None or written.site is None:
         return None
-    frame = place(written.site)
+    frame = written.site.shown_frame
     name = None if frame is None else source.written_expression(frame, written.op or "", ())
     name = (name or parts.assigned_at(computed) or "").removesuffix(".data").removesuffix(".detach()")
     if not name:
@@ -122,7 +121,7 @@ def input_reused(failure: Failure) -> Diagnosis | None:
 
 def _layer_out_of_place(written: Clue, values: Mapping[str, object]) -> Fix:
     """The layer made with ``inplace=False``; a copy of its input, where the source does not show its construction."""
-    frame = None if written.site is None else place(written.site)
+    frame = written.shown_frame
     kind = "disable_inplace_module"
     change = None if frame is None else source.inplace_false(frame)
     if change is None and frame is not None:
@@ -135,7 +134,7 @@ def _layer_out_of_place(written: Clue, values: Mapping[str, object]) -> Fix:
 def saved_early(failure: Failure) -> Diagnosis | None:
     """GS212, a warning, where the input is not marked dirty; where it is, the result may be intended: GS211, a note."""
     applied, saved, written = (parts.clue(failure, role) for role in ("applied", "saved", "written"))
-    frame = None if written is None or written.site is None else written.site.user_frame
+    frame = None if written is None else written.user_frame
     if applied is None or saved is None or written is None or frame is None:
         return None
     is_dirty = applied.values["is_dirty"]
@@ -214,7 +213,7 @@ def kept_for_all_calls(failure: Failure) -> Diagnosis | None:
 def term_constant(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure as a warning."""
     asked = parts.clue(failure, "asked")
-    frame = None if asked is None or asked.site is None else place(asked.site)
+    frame = None if asked is None else asked.shown_frame
     change = None if frame is None else source.graph_for_gradient(frame)
     lines = () if frame is None or change is None else source.changed_lines(frame.file, change)
     return _constant_joined(failure, "asked", "term_is_constant", "gradient", "create_graph", lines)
@@ -242,7 +241,7 @@ _CUT_WORDS: dict[object, tuple[str, str]] = {
 
 def _made_number(computed: Clue) -> str | None:
     """``kl`` of ``kl.item()`` and ``float(kl)`` at the place of a clue."""
-    frame = computed.site.user_frame if computed.site is not None else None
+    frame = computed.user_frame
     if frame is None or computed.values.get("how") != "number":
         return None
     return source.first_argument(frame) if computed.op == "float" else source.method_receiver(frame)
@@ -352,7 +351,7 @@ def _out_of_place(changed: Sequence[Clue]) -> Lines:
     """The lines that compute new values instead of writing; empty where the source does not determine one of them."""
     lines: list[tuple[str, int, str]] = []
     for one in changed:
-        frame = None if one.site is None else place(one.site)
+        frame = one.shown_frame
         change = None if frame is None else source.out_of_place(frame, one.op or "")
         if frame is None or change is None:
             return ()

@@ -8,7 +8,6 @@ from typing import Any, Literal
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.build import if_meant
-from gradsan.diagnose.levels import place
 from gradsan.diagnose.needs import op_name
 from gradsan.model import (
     Clue,
@@ -58,7 +57,7 @@ def tensor_of(found: Clue, name: str | None = None) -> NamedTensor:
 
 def assigned_at(found: Clue) -> str | None:
     """The name bound by the statement at a clue's frame."""
-    frame = place(found.site) if found.site is not None else None
+    frame = found.shown_frame
     statement = None if frame is None else source.statement_at(frame)
     names = [] if statement is None else source.assigned_names(statement)
     return names[0] if names else None

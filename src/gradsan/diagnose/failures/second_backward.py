@@ -16,7 +16,7 @@ from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.built_once import BuiltOnce, anew_or_cut
 from gradsan.diagnose.collected import detach_collected, detach_held, detach_other_network, forget_collected
 from gradsan.diagnose.failures import parts
-from gradsan.diagnose.levels import place, shared_level, user_frames
+from gradsan.diagnose.levels import shared_level
 from gradsan.diagnose.value_fixes import LEFT_CONSTANT
 from gradsan.model import (
     Bridge,
@@ -72,7 +72,7 @@ def second_backward(failure: Failure) -> Diagnosis | None:
         )
     if freed_by.values.get("same_loss"):
         return _same(_case(failure, needed, freed_by, bridge))
-    made = None if bridge.site is None else bridge.site.user_frame
+    made = bridge.user_frame
     if bridge.values.get("made_after") and made is not None and source.is_filled_once(made):
         # The line may still have run again: for another key of the cache.
         return _once(_case(failure, needed, freed_by, bridge))
@@ -95,10 +95,10 @@ def _case(failure: Failure, needed: Clue, freed_by: Clue, bridge: Clue, is_carri
         carrier = carriers.find(needed.site, between)
     if carrier is not None:
         return _Case(failure, needed, freed_by, bridge, carrier, carrier.name, carrier.bound_at)
-    bound = None if bridge.site is None else source.bound_name(user_frames(bridge.site))
+    bound = None if bridge.site is None else source.bound_name(bridge.site.user_frames)
     name: str | Message | None = bridge.name or (bound[0] if bound else None)
     if name is None and freed_by.values.get("same_loss"):
-        frame = None if needed.site is None else place(needed.site)
+        frame = needed.shown_frame
         name = None if frame is None else source.method_receiver(frame)
     return _Case(
         failure, needed, freed_by, bridge, None, name or Message("label.shared_value"), bound[1] if bound else None
@@ -140,7 +140,7 @@ def _carried(case: _Case) -> Diagnosis:
 def _shared(case: _Case) -> Diagnosis:
     values = {"name": case.name}
     if case.updated is not None and case.bridge.values.get("cached"):
-        updated = place(case.updated)
+        updated = case.updated.shown_frame
         change = None if updated is None else source.enter_once_more(updated, "cached")
         lines = () if change is None or updated is None else source.changed_lines(updated.file, change)
         summary = "help.cache_after_update"
@@ -224,7 +224,7 @@ def _once(case: _Case) -> Diagnosis:
     borrowed = detach_other_network(_borrowed(case.failure), None)
     # Without an update, recomputing gives the same values: the losses of several tasks, one after another.
     kept = () if case.updated is not None else (_keep_graph(case),)
-    made = () if case.bridge.site is None else user_frames(case.bridge.site)
+    made = () if case.bridge.site is None else case.bridge.site.user_frames
     first = anew_or_cut(BuiltOnce(case.name, case.bound_at, made, used))
     if all(one.kind != "recompute_forward" for one in first):
         return _diagnosis(case, ONCE, bridge="label.built_once", fixes=first, notes=(Message(note, values),))
@@ -301,17 +301,17 @@ def _bridge_label(case: _Case, key: str | None, values: Mapping[str, object]) ->
 
 
 def _frame(clue: Clue) -> Frame | None:
-    return None if clue.site is None else place(clue.site)
+    return clue.shown_frame
 
 
 def _same_line(one: Site | None, other: Site | None) -> bool:
-    a, b = (None if site is None else place(site) for site in (one, other))
+    a, b = (None if site is None else site.shown_frame for site in (one, other))
     return a is not None and b is not None and (a.file, a.line) == (b.file, b.line)
 
 
 def _is_one_round(needed: Clue, freed_by: Clue, bridge: Clue) -> bool:
     """Whether a helper that runs backward was called twice in the round that computed the losses' shared values."""
-    stacks = [user_frames(one.site) for one in (needed, freed_by, bridge) if one.site is not None]
+    stacks = [one.site.user_frames for one in (needed, freed_by, bridge) if one.site is not None]
     level = shared_level(stacks[0], stacks[1]) if len(stacks) == 3 else -1
     if level < 0 or stacks[0][level].line == stacks[1][level].line or len(stacks[2]) <= level:
         return False

@@ -13,7 +13,6 @@ from gradsan import source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts, statements
 from gradsan.diagnose.failures.loss_without_graph import undone_cuts
-from gradsan.diagnose.levels import place, user_frames
 from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Label, Lines, Message, NamedTensor, Site
 
 _ATTRIBUTES_SHOWN = 4
@@ -76,8 +75,8 @@ def parameter_not_reached(failure: Failure) -> Diagnosis:
 def _with_graph(failure: Failure) -> tuple[Fix, ...]:
     """The one operation that detaches the loss from everything that its optimizer trains, undone."""
     backward = parts.clue(failure, "backward")
-    used = user_frames(backward.site) if backward is not None and backward.site is not None else ()
-    step = user_frames(failure.site)
+    used = backward.site.user_frames if backward is not None and backward.site is not None else ()
+    step = failure.site.user_frames
     live = [source.Live(one.requires_grad, one.callees) for one in parts.live(failure)[-len(used) :]]
     is_one_round = len(used) == len(step) == len(live)
     if not is_one_round or not all(source.in_same_function(*pair) for pair in zip(used, step, strict=True)):
@@ -91,8 +90,8 @@ def _with_graph(failure: Failure) -> tuple[Fix, ...]:
 
 def term_uncut(term: Clue, used: Site) -> tuple[Fix, ...]:
     """The fix for a term of the loss of the backward at ``used`` that was computed from a detached value."""
-    frame = None if term.site is None else place(term.site)
-    return () if frame is None else _kept_for_one(source.term_uncut(frame, user_frames(used)))
+    frame = term.shown_frame
+    return () if frame is None else _kept_for_one(source.term_uncut(frame, used.user_frames))
 
 
 def _kept_for_one(found: source.Uncut | None) -> tuple[Fix, ...]:
@@ -117,7 +116,7 @@ def _where_left_out(parameters: tuple[Clue, ...]) -> tuple[Label, ...]:
     found: list[Label] = []
     shown: set[tuple[Frame, str]] = set()
     for one in parameters:
-        frame = one.site.user_frame if one.site is not None else None
+        frame = one.user_frame
         attribute = str(one.values.get("attribute", ""))
         if frame is None or (frame, attribute) in shown or len(shown) == _ATTRIBUTES_SHOWN:
             continue
@@ -184,7 +183,7 @@ def _given(failure: Failure, replaced: Clue | None) -> Lines:
 
 
 def _read_past_graph(failure: Failure, read: Clue, values: dict[str, object], tensor: NamedTensor | None) -> Diagnosis:
-    frame = place(read.site) if read.site is not None else None
+    frame = read.shown_frame
     change = None if frame is None else source.read_with_graph(frame)
     lines = () if frame is None or change is None else source.changed_lines(frame.file, change)
     return parts.diagnosis(
@@ -238,7 +237,7 @@ def graph_grows(failure: Failure) -> Diagnosis:
     used = failure.site.user_frame
     added = () if used is None or grown is None or not grown.name else source.additions(used, grown.name)
     if facts.get("summed") and grown is not None and grown.site is not None:
-        here = place(grown.site)
+        here = grown.site.shown_frame
         added = tuple(
             one for one in added if here is not None and one.frame.line <= here.line <= (one.frame.end_line or 0)
         )
@@ -286,7 +285,7 @@ def _cut_growth(
         filled = {**values, "value": added[0].value}
         return parts.fix("detach_kept", "changed", filled, lines=lines, summary="help.detach_added")
     used = failure.site.user_frame
-    made = grown.site.user_frame if grown is not None and grown.site is not None else None
+    made = None if grown is None else grown.user_frame
     if grown is None or grown.name is None or used is None or made is None or not source.in_same_function(made, used):
         return parts.fix("detach_kept", "changed", values)
     change = source.detach_after_round([used], {grown.name: "tensor"})
@@ -316,7 +315,7 @@ def grad_of_non_leaf(failure: Failure) -> Diagnosis:
 
 def _updated(made: Clue | None, values: Mapping[str, object]) -> Fix:
     """The update in place; where gradients are never cleared, and would accumulate, as a leaf of its own."""
-    frame = None if made is None or made.site is None else place(made.site)
+    frame = None if made is None else made.shown_frame
     change = None if frame is None else source.updated_in_place(frame)
     lines = () if change is None or frame is None else source.changed_lines(frame.file, change)
     is_new = change is not None and change.kind == "new_leaf"

@@ -21,9 +21,10 @@ _RULE = re.compile(r"(?P<code>GS\d{3}|GS\dxx|\*)(?:\s*:\s*(?P<path>[^\s:][^:]*?)
 
 
 class RuleError(ValueError):
-    """A rule that cannot be parsed; ``text`` is its text, ``where`` the file and line, if any."""
+    """A rule that cannot be parsed."""
 
-    def __init__(self, text: str, where: str = "") -> None:
+    def __init__(self, text: str, where: str) -> None:
+        """Keep the text of the rule, and the file and line that it stands at; "" where there are none."""
         super().__init__(text)
         self.text = text
         self.where = where
