@@ -17,9 +17,9 @@ from formula_cases import CASES, rows, t
 from torch import Tensor
 
 from cases import each
-from gradsan.diagnose.needs import _formulas_of, _nodes, _people, need_of
+from gradsan.diagnose.needs import _formulas_of, _nodes, _written_by_hand, need_of
 
-CURATED = [node for node in _people() if node != "ops"]
+CURATED = [node for node in _written_by_hand() if node != "ops"]
 # Nodes that only other devices create. They are `like` a Node that is checked here, and must save what it names.
 ELSEWHERE = {
     "CudnnBatchNormBackward0",
@@ -159,7 +159,7 @@ def test_formula_gives_what_autograd_gives_for_the_same_mathematics(name: str) -
 
 @each("name", sorted(ELSEWHERE))
 def test_a_node_of_another_device_saves_what_its_formulas_name(name: str) -> None:
-    entry, person, twin = _nodes()[name], _formulas_of(name), _people()[name]["like"]
+    entry, person, twin = _nodes()[name], _formulas_of(name), _written_by_hand()[name]["like"]
     slots = {person.get("names", {}).get(slot, slot) for slot in entry["saved"]}
     texts = [*person["let"].values(), *(text for key, text in person.items() if key.startswith("grad_"))]
     named = {found.id for text in texts for found in ast.walk(ast.parse(text)) if isinstance(found, ast.Name)}

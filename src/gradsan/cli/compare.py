@@ -200,8 +200,8 @@ def run(namespace: argparse.Namespace) -> int:
 def _write(compared: Compared, own: Mapping[str, str], files: Mapping[str, ReportFile], language: Language) -> None:
     problem = None
     if "json" in files:
-        told = compared.as_json(lambda message: say(message, language))
-        problem = files["json"].write(json.dumps(told, ensure_ascii=False, indent=2) + "\n")
+        content = compared.as_json(lambda message: say(message, language))
+        problem = files["json"].write(json.dumps(content, ensure_ascii=False, indent=2) + "\n")
     fragment = compared.fragment
     if "write" in files and fragment is not None and fragment.program and problem is None:
         problem = files["write"].write(fragment.program)

@@ -65,10 +65,10 @@ def find(used: Site, bridge: Bridge) -> Carrier | None:
     together = {one.name: (other, one) for other, found in groups if other.stack == place.stack for one in found}
     names = ((_in_round(one.name, other, level), one) for other, one in together.values())
     return Carrier(
-        _as_people_quote(first.name),
+        _with_double_quotes(first.name),
         first.bound_at,
         place.stack,
-        tuple((_as_people_quote(name), one) for name, one in names if name is not None),
+        tuple((_with_double_quotes(name), one) for name, one in names if name is not None),
         min(place.depth, level),
         place.depth <= level,
         bridge.held,
@@ -248,7 +248,7 @@ def _holds(group: tuple[_Place, list[source.Carried]], level: int, live: str | N
     return any(_same(_in_round(one.name, place, level), live) for one in carried)
 
 
-def _as_people_quote(name: str) -> str:
+def _with_double_quotes(name: str) -> str:
     return name if '"' in name else name.replace("'", '"')
 
 

@@ -120,7 +120,7 @@ def op_name(node: str) -> str:
     ``linalg.inv``; the backward of a custom Function ``Foo`` (``FooBackward``) is ``Foo``.
     """
     node = node.rpartition("::")[2]
-    aliases: Mapping[str, str] = _people()["ops"]
+    aliases: Mapping[str, str] = _written_by_hand()["ops"]
     if node in aliases:
         return aliases[node]
     native = _nodes().get(node, {}).get("op")
@@ -128,10 +128,10 @@ def op_name(node: str) -> str:
         if not _GENERATED_NODE.search(node):
             return node.removesuffix("Backward")
         native = _WORD_START.sub("_", _GENERATED_NODE.sub("", node)).lower()
-    return native if native.startswith("_foreach_") else _everyday(native, aliases)
+    return native if native.startswith("_foreach_") else _public_name(native, aliases)
 
 
-def _everyday(native: str, aliases: Mapping[str, str]) -> str:
+def _public_name(native: str, aliases: Mapping[str, str]) -> str:
     plain = native.strip("_").removesuffix("_forward")
     shorter = _BACKEND_PREFIX.sub("", plain)
     for name in (plain, shorter):
@@ -192,7 +192,7 @@ def _mentioned(expression: str) -> frozenset[str]:
 
 
 def _formulas_of(node: str) -> Mapping[str, Any]:
-    own: Mapping[str, Any] = _people().get(node, {})
+    own: Mapping[str, Any] = _written_by_hand().get(node, {})
     entry = _nodes().get(node, {})
     plain: str | None = entry.get("foreach_of")
     if plain and _nodes().get(plain, {}).get("inputs") == entry["inputs"]:
@@ -207,7 +207,7 @@ def _nodes() -> Mapping[str, Mapping[str, Any]]:
 
 
 @cache
-def _people() -> Mapping[str, Mapping[str, Any]]:
+def _written_by_hand() -> Mapping[str, Mapping[str, Any]]:
     # tomllib came with Python 3.11; tomli is the same module for 3.10.
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     text = Path(__file__).with_name("formulas.toml").read_text(encoding="utf-8")

@@ -125,8 +125,8 @@ def _place(inside: Inside, node: Any, slot: str, tensor: Any, frame: Any) -> Pla
         for place, (size, kind, _, _) in inside.values.items()
         if place not in others
         and any(
-            tensor.dtype == other and _fits(tuple(tensor.shape), told, inside.varies)
-            for told, other in ((size, kind), *((one.shape, one.dtype) for one in inside.saves.get(place, ())))
+            tensor.dtype == other and _fits(tuple(tensor.shape), known, inside.varies)
+            for known, other in ((size, kind), *((one.shape, one.dtype) for one in inside.saves.get(place, ())))
         )
         and (place not in sizes or _may_be(place, inside, sizes[place], tensor))
     ]
@@ -206,8 +206,8 @@ _VIEWS = frozenset(
 )
 
 
-def _fits(shape: tuple[int, ...], told: tuple[int, ...], varies: bool) -> bool:
-    return len(shape) == len(told) if varies else shape == told
+def _fits(shape: tuple[int, ...], known: tuple[int, ...], varies: bool) -> bool:
+    return len(shape) == len(known) if varies else shape == known
 
 
 def _reached(node: Any, backward: BackwardRecord) -> frozenset[int] | None:

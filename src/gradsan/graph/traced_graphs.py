@@ -72,8 +72,8 @@ class TracedRun(fx.Interpreter):
         """Return the call that made the Node with this number, and the number of calls before it."""
         if number is None:
             return None
-        told = ((at, one) for at, (first, end, one) in enumerate(self.nodes_of) if first <= number < end)
-        return next(told, None)
+        made = ((at, one) for at, (first, end, one) in enumerate(self.nodes_of) if first <= number < end)
+        return next(made, None)
 
     def is_in(self, node: fx.Node, storage: int) -> bool:
         """Whether the result of a call lies in this memory."""

@@ -100,7 +100,7 @@ class Training:
             directory=self._directory,
             files=self._files,
             unexplained=unexplained,
-            told=tuple(self._watcher.problems),
+            problems=tuple(self._watcher.problems),
         )
         if self._rank is not None:
             publish = partial(Board(self._rank, os.environ).left_to_show, unexplained=unexplained)

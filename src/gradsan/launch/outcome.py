@@ -103,7 +103,7 @@ class Publisher:
             presentation = replace(
                 presentation,
                 unexplained=watcher.saw_autograd_error and not found.diagnoses,
-                told=tuple(watcher.problems),
+                problems=tuple(watcher.problems),
             )
             if self._rank is not None and board is not None:
                 publish = partial(board.left_to_show, unexplained=presentation.unexplained)

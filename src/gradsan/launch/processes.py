@@ -67,9 +67,9 @@ class Job:
             name = f"{process.name or 'python'} (pid {number})"
             own_code = number if "began" in process.said else None
             read = [_read(self.folder / file, name, own_code, spots) for file in process.files]
-            told = [report for report in read if report is not None]
-            reports += [(name, report) for report in told]
-            watched += bool(process.said & {"watched", "ended"} or told)
+            read_reports = [report for report in read if report is not None]
+            reports += [(name, report) for report in read_reports]
+            watched += bool(process.said & {"watched", "ended"} or read_reports)
             spots += _unknown(process, name, number)
         return _merged(own, reports, spots, watched, [one for one in processes.values() if not one.files])
 
@@ -101,11 +101,11 @@ def open_job(options: Options, directory: Path | None) -> Job:
     _sweep(place)
     folder = place / f"{os.getpid()}-{secrets.token_hex(4)}"
     folder.mkdir(mode=0o700)
-    told = asdict(options) | dict.fromkeys(_OF_PARENT)
+    shared = asdict(options) | dict.fromkeys(_OF_PARENT)
     for name in ("suppressions", "baseline"):
-        if told[name] is not None:
-            told[name] = str((directory or Path()).absolute() / told[name])
-    (folder / OPTIONS).write_text(json.dumps({"gradsan": __version__, "options": told}), encoding="utf-8")
+        if shared[name] is not None:
+            shared[name] = str((directory or Path()).absolute() / shared[name])
+    (folder / OPTIONS).write_text(json.dumps({"gradsan": __version__, "options": shared}), encoding="utf-8")
     (folder / LOG).touch()
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = str(folder)

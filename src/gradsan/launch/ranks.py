@@ -96,12 +96,12 @@ class Board:
         ``unexplained``: an error without a diagnosis, about which there is something to report nevertheless.
         """
         try:
-            return self._untold(report, unexplained)
+            return self._unreported(report, unexplained)
         except Exception:
             # Twice is better than never: the store may have gone meanwhile.
             return report
 
-    def _untold(self, report: Report, unexplained: bool) -> Report | None:
+    def _unreported(self, report: Report, unexplained: bool) -> Report | None:
         store = self._connected()
         if store is None:
             return report
@@ -109,7 +109,7 @@ class Board:
         if unexplained and not names:
             names.append("unexplained")
         if self._rank.number == 0:
-            for name in (*names, "told"):
+            for name in (*names, "reported"):
                 store.add(self._key(name), 1)
             if names and self._environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
                 # The store ends with this process, which made it, and not with torchrun's agent.
@@ -117,7 +117,7 @@ class Board:
             return report
         if names:
             # Not store.wait(), which writes to stderr on a timeout.
-            _wait_until(lambda: store.check([self._key("told")]))
+            _wait_until(lambda: store.check([self._key("reported")]))
         own = {name for name in names if store.add(self._key(name), 1) == 1}
         store.add(self._key("read"), 1)
         kept = tuple(one for one in report.diagnoses if _name_of(one) in own)

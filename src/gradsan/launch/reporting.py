@@ -35,7 +35,7 @@ class Presentation:
 
     ``directory`` is where the program started, None if it no longer existed; ``files`` are the report files,
     by the name of their format. ``unexplained`` says that the program had an error of autograd for which gradsan has no
-    diagnosis; then the terminal shows the blind spots. ``told`` are sentences that are always printed.
+    diagnosis; then the terminal shows the blind spots. ``problems`` are sentences that are always printed.
     ``left_to_show`` returns the part of the report to show besides the files, None for nothing, and does not raise;
     ``heading`` is printed before it. ``flushes`` says that the program's output is to be flushed before.
     """
@@ -45,7 +45,7 @@ class Presentation:
     directory: Path | None
     files: Mapping[str, ReportFile]
     unexplained: bool = False
-    told: Sequence[Message] = ()
+    problems: Sequence[Message] = ()
     left_to_show: Callable[[Report], Report | None] = lambda report: report
     heading: Message | None = None
     flushes: bool = True
@@ -170,7 +170,7 @@ def nothing_found(report: Report, options: Options) -> Message | None:
 
 
 def _has_something_unseen(report: Report, presentation: Presentation) -> bool:
-    return presentation.unexplained and any(spot not in presentation.told for spot in report.seen.blind_spots)
+    return presentation.unexplained and any(spot not in presentation.problems for spot in report.seen.blind_spots)
 
 
 def _is_terminal(stream: object) -> bool:

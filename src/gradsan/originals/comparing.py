@@ -195,7 +195,7 @@ def _differing(values: list[Kept]) -> list[bool]:
 WORTH_MOST = 3
 
 
-def worth_of(raises: bool, changed: bool, deviation: Deviation | None) -> int:
+def rank_of_found(raises: bool, changed: bool, deviation: Deviation | None) -> int:
     """A rank for a conflict's evidence; a value that several backwards ask for is reported again at a higher one."""
     if raises:
         return WORTH_MOST

@@ -364,7 +364,7 @@ class Deep:
                 return kept.current
         heals = self.heals(kept, lambda: self.describe(kept, moved, moved, changed, None, None))
         deviation = self.deviation_of(kept) if changed else self._deviation
-        worth = comparing.worth_of(moved and not heals, changed, deviation)
+        worth = comparing.rank_of_found(moved and not heals, changed, deviation)
         if worth > kept.reported:
             healed = kept.nbytes if heals and changed else None
             kept.reported = worth

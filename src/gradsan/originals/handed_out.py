@@ -106,7 +106,7 @@ class HandedOut:
                 packed = pack(value)
             if value._version != version:
                 raise RuntimeError(_WRITES_ITS_INPUT)
-            kept.give_way(packed, unpack)
+            kept.set_program_hooks(packed, unpack)
             return None
 
         return registering

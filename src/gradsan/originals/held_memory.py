@@ -151,7 +151,7 @@ class DeviceCopies:
         if account is None:
             account = self._accounts.setdefault(device, _Account(device))
         nbytes = tensor.numel() * tensor.element_size()
-        copy = cloned(tensor) if account.has_room(nbytes) else None
+        copy = cloned(tensor) if account.can_take(nbytes) else None
         if copy is None:
             account.left_out += 1
         else:
@@ -175,7 +175,7 @@ class _Account:
         # Copies also die in the engine's threads, and in the garbage collector, which may run while the lock is held.
         self._lock = threading.RLock()
 
-    def has_room(self, nbytes: int) -> bool:
+    def can_take(self, nbytes: int) -> bool:
         """Whether a copy of ``nbytes`` leaves as much free as all copies take."""
         after = self._bytes + nbytes
         is_much = self._bound is not None and after - self._bytes_at_look > self._bound // _SHARE_BETWEEN_LOOKS

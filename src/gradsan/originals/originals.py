@@ -219,7 +219,7 @@ class Kept(_SavedFields):
         """Refer to the saved memory only, no longer to the tensor."""
         self.source = self._leaf = None
 
-    def give_way(self, packed: Any, unpack: Any) -> None:
+    def set_program_hooks(self, packed: Any, unpack: Any) -> None:
         """Leave the value to the program's own hooks from now on, and keep nothing else."""
         self.hooks, self.original, self.parts = (packed, unpack), None, ()
         self.forget_source()

@@ -104,7 +104,7 @@ def gradients(
             gradient = given[position] if given is not None else None
             if gradient is None and torch.is_tensor(output):
                 gradient = torch.ones_like(output)
-            _hand_on(_place(output), gradient, waiting, leaves)
+            _pass_on(_place(output), gradient, waiting, leaves)
         for node in order:
             received = waiting.pop(node, {})
             if hooks is not None:
@@ -117,7 +117,7 @@ def gradients(
                 for edge, result in zip(
                     node.next_functions, _known(node, received, passed_over, keeps_graph), strict=False
                 ):
-                    _hand_on(_past_accumulation(*edge), result, waiting, leaves)
+                    _pass_on(_past_accumulation(*edge), result, waiting, leaves)
     for place in inner:
         if place not in captured:
             captured[place] = waiting.get(place[0], {}).get(place[1])
@@ -185,7 +185,7 @@ def _zeros(node: Any, number: int) -> Any:
     return None if kind is None else torch.zeros(kind[0], dtype=kind[1])
 
 
-def _hand_on(place: tuple[Any, int], gradient: Any, waiting: dict[Any, dict[int, Any]], leaves: dict[int, Any]) -> None:
+def _pass_on(place: tuple[Any, int], gradient: Any, waiting: dict[Any, dict[int, Any]], leaves: dict[int, Any]) -> None:
     holder, number = place
     if gradient is None or holder is None:
         return

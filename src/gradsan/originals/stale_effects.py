@@ -31,12 +31,12 @@ class Trial:
         self._has_run = self._is_same = False
         self._handle = node.register_prehook(self._look)
 
-    def outcome(self, has_ended: bool) -> Literal["harmless", "told", "unknown"]:
+    def outcome(self, has_ended: bool) -> Literal["harmless", "harmful", "unknown"]:
         """The result of the trial; call it once, after the backward, which may have failed before the Node ran."""
         self._handle.remove()
         self._tensor = self._before = self._node = None
         if self._has_run:
-            return "harmless" if self._is_same else "told"
+            return "harmless" if self._is_same else "harmful"
         return "harmless" if has_ended else "unknown"
 
     def _look(self, gradients: Any) -> None:

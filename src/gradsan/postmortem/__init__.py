@@ -6,7 +6,7 @@ are the events of a *script*. ``align`` matches the Nodes of the graph with the 
 has the interface of the recorder's logs, so that all code for a watched run works on it.
 """
 
-from gradsan.postmortem.log import RehearsedLog, RehearsedSteps
-from gradsan.postmortem.reading import rehearse
+from gradsan.postmortem.log import ScriptLog, ScriptSteps
+from gradsan.postmortem.reading import log_of
 
-__all__ = ["RehearsedLog", "RehearsedSteps", "rehearse"]
+__all__ = ["ScriptLog", "ScriptSteps", "log_of"]

@@ -18,7 +18,7 @@ from gradsan.postmortem.script import Event
 _ENDING = re.compile(r"(Backward(Autograd\w+)?\d*\w*|Backward)$")
 _BACKENDS = re.compile(r"^(native|cudnn|miopen|mps|mkldnn|thnn|fused)+(?=[a-z])")
 
-GLUE = frozenset(
+_VIEW_NODES = frozenset(
     {
         *("alias", "asstrided", "clone", "copyslices", "detach", "expand", "flatten", "permute", "reshape"),
         *("reshapealias", "select", "slice", "split", "squeeze", "splitwithsizes", "t", "tocopy", "transpose"),
@@ -96,7 +96,7 @@ _MAKES = {
 
 
 @functools.lru_cache(maxsize=2048)
-def stem_of_node(name: str) -> str:
+def op_of_node(name: str) -> str:
     """The operation of a Node: ``addmm`` of ``AddmmBackward0``; a backend's prefix is left out."""
     plain = _ENDING.sub("", name).replace("_", "").lower()
     return _BACKENDS.sub("", plain) if plain not in ("fused",) else plain
@@ -106,27 +106,27 @@ def stem_of_node(name: str) -> str:
 def fits(call: str, node: str) -> bool:
     """Whether the call ``call`` (``sigmoid``, ``__iadd__``) may make the Node ``node`` (``SigmoidBackward0``)."""
     name = call.strip("_").replace("_", "").lower()
-    stem = stem_of_node(node)
+    op = op_of_node(node)
     if call.startswith("__i") and call.endswith("__"):
         name = name[1:]
     known = _MAKES.get(name)
-    if known is not None and any(stem == one or (len(one) > 3 and stem.startswith(one)) for one in known):
+    if known is not None and any(op == one or (len(one) > 3 and op.startswith(one)) for one in known):
         return True
-    return stem == name or (len(name) > 2 and (stem.startswith(name) or stem.endswith(name)))
+    return op == name or (len(name) > 2 and (op.startswith(name) or op.endswith(name)))
 
 
 @functools.lru_cache(maxsize=2048)
-def is_glue(node: str) -> bool:
+def is_view_node(node: str) -> bool:
     """Whether a Node only changes the view of a tensor."""
-    return stem_of_node(node) in GLUE
+    return op_of_node(node) in _VIEW_NODES
 
 
 _FITS = 2.0
-_GLUE = 0.2
+_VIEW = 0.2
 _LEAF = 8.0
 _NAMED = 5.0
 _NODE_PASSED = -1.0
-_GLUE_PASSED = -0.1
+_VIEW_PASSED = -0.1
 _EVENT_PASSED = -0.02
 _EVENT_PASSED_IN_A_ROW = -0.2
 _ENDS_WITH_ROOT = 4.0
@@ -157,11 +157,11 @@ def pair_score(node: Made, event: Event) -> float:
         return _NEVER
     fitting = fits(event.name, node.name)
     shares_leaf = bool(node.leaves & event.leaves)
-    if event.kind == "write" and is_glue(node.name) and node.name == "CopySlices":
+    if event.kind == "write" and is_view_node(node.name) and node.name == "CopySlices":
         fitting = True
-    if not fitting and not (is_glue(node.name) or shares_leaf):
+    if not fitting and not (is_view_node(node.name) or shares_leaf):
         return _NEVER
-    score = _FITS if fitting else _GLUE
+    score = _FITS if fitting else _VIEW
     if shares_leaf and fitting:
         score += _LEAF
     elif node.leaves and not event.leaves:
@@ -223,7 +223,7 @@ def _best_until(
         # Between consecutive numbers no Node was made, so no operation ran either.
         is_next = abs(follower.sequence - node.sequence) == 1
         event_passed = _EVENT_PASSED_IN_A_ROW if is_next else _EVENT_PASSED
-        passed = _GLUE_PASSED if is_glue(node.name) else _NODE_PASSED
+        passed = _VIEW_PASSED if is_view_node(node.name) else _NODE_PASSED
         line = [_NEVER] * width
         previous = ended[row - 1] if row else None
         for column in range(width):

@@ -11,7 +11,7 @@ from typing import Any
 from gradsan import source
 from gradsan.graph.live import tensor_of
 from gradsan.model import Frame, Site
-from gradsan.postmortem.align import Made, fits, is_glue, places
+from gradsan.postmortem.align import Made, fits, is_view_node, places
 from gradsan.postmortem.script import Event, Script
 from gradsan.record.backwards import MadeByEngine, PastBackward
 from gradsan.record.steps import StepRecord
@@ -27,7 +27,7 @@ class Place:
     score: float
 
 
-class RehearsedLog:
+class ScriptLog:
     """A recorder's core, its steps and its backwards, answered from the script.
 
     Clocks are positions in the script, from 1. ``target`` is the real storage of the overwritten tensor, set by
@@ -231,10 +231,10 @@ class RehearsedLog:
         ]
         tiers += [event.written for event in self.events if named and event.kind == "write" and fits(event.name, named)]
         for memory in tiers:
-            met = [number for number, event in enumerate(self.events) if event.written & memory]
-            after = [number for number in met if number > saved_at]
-            if after or met:
-                self._seen = after or met
+            writing = [number for number, event in enumerate(self.events) if event.written & memory]
+            after = [number for number in writing if number > saved_at]
+            if after or writing:
+                self._seen = after or writing
                 # The loop ran more often than it was analysed: events before the save also came after it.
                 self._later = 0 if after else len(self.events)
                 self.clock += self._later
@@ -264,7 +264,7 @@ class RehearsedLog:
         for later in range(row + 1, len(self._nodes)):
             following = self._nodes[later].sequence
             has_gap, number = has_gap or following > number + 1, following
-            if not self._places[later] or is_glue(self._nodes[later].name):
+            if not self._places[later] or is_view_node(self._nodes[later].name):
                 continue
             event = self._places[later][0].event
             # The same operation again, after others whose Nodes are not in this graph: another iteration.
@@ -280,7 +280,7 @@ class RehearsedLog:
         made: dict[int, int] = {}
         surely = max((found[0].score for found in self._places if found), default=0.0) - _NEAR
         for row, found in enumerate(self._places):
-            if found and found[0].score >= surely and not is_glue(self._nodes[row].name):
+            if found and found[0].score >= surely and not is_view_node(self._nodes[row].name):
                 made[found[0].event] = max(made.get(found[0].event, 0), self._nodes[row].sequence + 1)
         numbers = []
         for number in range(len(self.events)):
@@ -314,10 +314,10 @@ class RehearsedLog:
         return found
 
 
-class RehearsedSteps:
+class ScriptSteps:
     """A recorder's :class:`gradsan.record.steps.Steps`, answered from the script."""
 
-    def __init__(self, log: RehearsedLog) -> None:
+    def __init__(self, log: ScriptLog) -> None:
         """Take the steps of ``log``."""
         self.steps = log.records
         self.made_by_engine = MadeByEngine()

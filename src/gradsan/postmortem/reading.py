@@ -16,11 +16,11 @@ import torch
 from gradsan import _torch, source
 from gradsan.graph import variables
 from gradsan.model import Frame
-from gradsan.postmortem.align import Made, is_glue
+from gradsan.postmortem.align import Made, is_view_node
 from gradsan.postmortem.functions import definition_at
-from gradsan.postmortem.log import RehearsedLog, last_use
+from gradsan.postmortem.log import ScriptLog, last_use
 from gradsan.postmortem.lookup import Namespace, of_thing
-from gradsan.postmortem.script import EnoughError, Script
+from gradsan.postmortem.script import Script, ScriptFullError
 from gradsan.postmortem.walk import Walk
 from gradsan.record.stacks import file_of, is_user_file, qualified_name
 from gradsan.source.tree import read_source
@@ -30,9 +30,9 @@ _CELLS_READ = 40
 _FEWEST_NODES, _MOST_NODES = 40, 240
 
 
-def rehearse(
+def log_of(
     frames: Sequence[FrameType], used: Frame | None, nodes: Sequence[Any], thread: int, *, is_backward: bool = True
-) -> RehearsedLog:
+) -> ScriptLog:
     """The log of a program that failed with ``frames`` on its stack (outermost first), at the line ``used``.
 
     ``is_backward`` distinguishes a backward that failed from another statement.
@@ -50,7 +50,7 @@ def rehearse(
     described = _described(nodes, own[-1] if own else None, most)
     youngest = max((number for node in nodes if (number := _torch.node_sequence(node)) is not None), default=0)
     ends_with_root = bool(described) and described[-1].sequence == youngest
-    return RehearsedLog(
+    return ScriptLog(
         script, described, used, thread, is_backward=is_backward, ends_with_root=is_backward and ends_with_root
     )
 
@@ -63,12 +63,12 @@ def _read(own: Sequence[FrameType], used: Frame | None, script: Script, is_backw
     if cells:
         # The code that runs a notebook is no part of it, but the cells that ran before are.
         own = own[cells[0] :]
-        with contextlib.suppress(EnoughError):
+        with contextlib.suppress(ScriptFullError):
             _read_cells_before(walk, own[0])
     for depth, frame in enumerate(own):
         before = len(script.events)
         walk.statements_read = 0
-        with contextlib.suppress(EnoughError):
+        with contextlib.suppress(ScriptFullError):
             _read_frame(walk, frame)
         if last_use(script.events, used, is_backward) >= before:
             break
@@ -155,7 +155,7 @@ def _leaves_of(node: Any) -> frozenset[int]:
         if child is None:
             continue
         inner = [child]
-        if is_glue(child.name()):
+        if is_view_node(child.name()):
             inner = [one for one, _ in child.next_functions if one is not None]
         for one in inner:
             leaf = getattr(one, "variable", None)

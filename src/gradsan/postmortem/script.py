@@ -18,7 +18,7 @@ EVENTS_KEPT = 8_000
 EventKind = Literal["op", "write", "step", "backward"]
 
 
-class EnoughError(Exception):
+class ScriptFullError(Exception):
     """The script is full; the analysis ends here."""
 
 
@@ -63,9 +63,9 @@ class Script:
     known: dict[int, frozenset[int]] = field(default_factory=dict)
 
     def add(self, event: Event) -> None:
-        """Append ``event``. Raises EnoughError where the script is full."""
+        """Append ``event``. Raises ScriptFullError where the script is full."""
         if len(self.events) >= EVENTS_KEPT:
-            raise EnoughError
+            raise ScriptFullError
         self.events.append(event)
 
     def note_round(self, first: int) -> None:

@@ -18,7 +18,7 @@ from gradsan import _torch
 from gradsan.errors import failures
 from gradsan.graph import conflicts, naming, stale_slots, walk
 from gradsan.model import Confidence, Conflict, Evidence, Failure, Frame, Site
-from gradsan.postmortem import RehearsedLog, RehearsedSteps, rehearse
+from gradsan.postmortem import ScriptLog, ScriptSteps, log_of
 from gradsan.record import ledger
 from gradsan.record.stacks import is_user_file, of_traceback
 from gradsan.record.steps import BackwardRecord
@@ -94,11 +94,11 @@ class _Call:
         )
 
 
-def _log(record: BackwardRecord, frames: tuple[FrameType, ...], first: Any = None) -> RehearsedLog:
+def _log(record: BackwardRecord, frames: tuple[FrameType, ...], first: Any = None) -> ScriptLog:
     """The log of a program, read around the Node ``first``."""
     order = walk.engine_order(record.roots)
     nodes = [first, *order] if first is not None else order
-    return rehearse(frames, record.stack.user_frame, nodes, record.thread)
+    return log_of(frames, record.stack.user_frame, nodes, record.thread)
 
 
 def _conflict(error: BaseException) -> Conflict | None:
@@ -129,12 +129,12 @@ def _of_record(
         maker = None if tensor.grad_fn is None else _torch.node_sequence(tensor.grad_fn)
         log.look_for(_torch.storage_identity(tensor), number, stale.is_output, is_leaf, region, maker, _named_op(error))
     record = replace(record, clock=log.clock)
-    found = conflicts.of_failure(log, RehearsedSteps(log), record, error, frame)
+    found = conflicts.of_failure(log, ScriptSteps(log), record, error, frame)
     if found is None:
         return None
     if node is None and tensor is not None:
         # Without a save the clock is no evidence; every write to it may be the one.
-        writes = ledger.writes_since(log, RehearsedSteps(log), log.target, 0, stale.saved_version)
+        writes = ledger.writes_since(log, ScriptSteps(log), log.target, 0, stale.saved_version)
         found = replace(found, writes=writes)
     rivals = [] if number is None else log.rivals(number)
     return replace(
@@ -173,14 +173,14 @@ def _failure(error: BaseException) -> Failure | None:
     if engine is None:
         site, frames, frame = of_traceback(error.__traceback__)
         nodes = walk.engine_order(_live_roots(frame))
-        log = rehearse(frames, site.user_frame, nodes, threading.get_ident(), is_backward=False)
-        found = failures.of_exception(log, RehearsedSteps(log), error, backwards=None)
+        log = log_of(frames, site.user_frame, nodes, threading.get_ident(), is_backward=False)
+        found = failures.of_exception(log, ScriptSteps(log), error, backwards=None)
         return None if found is None else replace(found, confidence="certain")
     call = _Call(engine, error)
     log = _log(call.record, call.frames)
     log.know_losses(call.frame, call.record.roots)
     record = replace(call.record, clock=log.clock)
-    found = failures.of_exception(log, RehearsedSteps(log), error, backwards=log, backward=record, inputs=engine.inputs)
+    found = failures.of_exception(log, ScriptSteps(log), error, backwards=log, backward=record, inputs=engine.inputs)
     return None if found is None else replace(found, confidence="likely")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from gradsan.postmortem.expressions import Expressions
 from gradsan.postmortem.lookup import Namespace, Value, joined
-from gradsan.postmortem.script import EnoughError
+from gradsan.postmortem.script import ScriptFullError
 
 _ROUNDS = 2
 _STATEMENTS_READ = 50_000
@@ -23,7 +23,7 @@ class Walk(Expressions):
         for statement in body:
             self.statements_read += 1
             if self.statements_read > _STATEMENTS_READ:
-                raise EnoughError
+                raise ScriptFullError
             self.statement = statement
             returned += self._statement(statement, space)
             if isinstance(statement, _LEAVING):

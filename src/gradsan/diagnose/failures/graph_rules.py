@@ -68,20 +68,20 @@ RULES: Mapping[str, Rule] = {
 def graph_rules(failure: Failure) -> Diagnosis | None:
     """Diagnose every failure of these rows."""
     rule = RULES[failure.row]
-    told = parts.clue(failure, "input") or parts.clue(failure, "loss")
+    tensor = parts.clue(failure, "input") or parts.clue(failure, "loss")
     frame = failure.site.user_frame
     receiver = None if frame is None else source.method_receiver(frame)
-    name = (told.name if told is not None else None) or (receiver if failure.row == "output_not_scalar" else None)
+    name = (tensor.name if tensor is not None else None) or (receiver if failure.row == "output_not_scalar" else None)
     node = parts.clue(failure, "node")
     values = {
         "name": name or Message("label.the_tensor"),
         "op": op_name(node.op) if node is not None and node.op else "?",
         "function": "?",
-        "shape": list(told.shape) if told is not None else "?",
+        "shape": list(tensor.shape) if tensor is not None else "?",
         **failure.values,
     }
     fixes = rule.fixes
-    if failure.row == "unused_in_graph" and told is not None and told.values.get("rebased"):
+    if failure.row == "unused_in_graph" and tensor is not None and tensor.values.get("rebased"):
         fixes = (("take_before_write", "preserved"), *fixes)
     return parts.diagnosis(
         failure,
@@ -122,8 +122,8 @@ def _explanation(failure: Failure, rule: Rule) -> str:
     elif failure.row == "derivative_missing" and "argument" not in failure.values:
         ending = "_plain"
     elif failure.row == "unused_in_graph":
-        told = parts.clue(failure, "input")
-        ending = "_rebased" if told is not None and told.values.get("rebased") else ""
+        tensor = parts.clue(failure, "input")
+        ending = "_rebased" if tensor is not None and tensor.values.get("rebased") else ""
     return f"explanation.{rule.slug}{ending}"
 
 
