@@ -24,7 +24,7 @@ from gradsan.text import choose_language, say
 Language = Literal["en", "zh", "auto"]
 
 
-def options_of(mode: Mode | None, said: Mapping[str, Any]) -> Options:
+def _options_of(mode: Mode | None, said: Mapping[str, Any]) -> Options:
     """Return the options for a training: ``said`` (None: not given) over ``GRADSAN_OPTIONS`` over ``[tool.gradsan]``.
 
     Raises:
@@ -125,9 +125,50 @@ class Training:
             complain(own_failure("report", failure), self._language)
 
 
-def rank_among(number: int, size: int) -> Rank | None:
-    """Return the rank ``number`` of ``size`` processes; None for a single process."""
-    return Rank(number, size) if size > 1 else None
+class WatchedTraining:
+    """Common parts of the callbacks: their options, the training that is watched now, the last report."""
+
+    def __init__(
+        self,
+        mode: Mode | None = None,
+        *,
+        language: Language | None = None,
+        json: str | None = None,
+        html: str | None = None,
+        sarif: str | None = None,
+        quiet: bool | None = None,
+        stacks: bool | None = None,
+    ) -> None:
+        """Choose how to watch.
+
+        Raises:
+            ValueError: for an invalid option.
+        """
+        said = {"lang": language, "json": json, "html": html, "sarif": sarif, "quiet": quiet, "stacks": stacks}
+        self._options = _options_of(mode, said)
+        self._training: Training | None = None
+        self._report: Report | None = None
+
+    @property
+    def report(self) -> Report | None:
+        """The report of the last training that has ended; None before."""
+        return self._report
+
+    def _begin(self, rank: int, world_size: int) -> None:
+        self._end()
+        training = Training(self._options, Rank(rank, world_size) if world_size > 1 else None)
+        training.begin()
+        self._training = training
+
+    def _fail(self, error: BaseException) -> None:
+        if self._training is not None:
+            self._training.fail(error)
+            self._end()
+
+    def _end(self) -> None:
+        training, self._training = self._training, None
+        if training is not None:
+            self._report = training.end()
 
 
 def _as_value_error(problem: OptionsError, lang: str) -> ValueError:

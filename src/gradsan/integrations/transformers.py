@@ -12,14 +12,12 @@ from typing import Any
 from transformers import Trainer, TrainerCallback
 
 from gradsan import _torch
-from gradsan._terms import Mode
-from gradsan.integrations._training import Language, Training, options_of, rank_among
-from gradsan.model import Report
+from gradsan.integrations._training import WatchedTraining
 
 _STEP = "training_step"
 
 
-class GradsanCallback(TrainerCallback):  # type: ignore[misc]
+class GradsanCallback(WatchedTraining, TrainerCallback):  # type: ignore[misc]
     """Watches from the beginning of ``train()`` to its end, or to the exception that ends it.
 
     A failing training raises the same error as without gradsan, with the short diagnosis as an exception note; the
@@ -34,39 +32,11 @@ class GradsanCallback(TrainerCallback):  # type: ignore[misc]
     process.
     """
 
-    def __init__(
-        self,
-        mode: Mode | None = None,
-        *,
-        language: Language | None = None,
-        json: str | None = None,
-        html: str | None = None,
-        sarif: str | None = None,
-        quiet: bool | None = None,
-        stacks: bool | None = None,
-    ) -> None:
-        """Choose how to watch.
-
-        Raises:
-            ValueError: for an invalid option.
-        """
-        said = {"lang": language, "json": json, "html": html, "sarif": sarif, "quiet": quiet, "stacks": stacks}
-        self._options = options_of(mode, said)
-        self._training: Training | None = None
-        self._release: Callable[[], None] | None = None
-        self._report: Report | None = None
-
-    @property
-    def report(self) -> Report | None:
-        """The report of the last training that has ended; None before."""
-        return self._report
+    _release: Callable[[], None] | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin watching. Raises ValueError for a file that cannot be written."""
-        self._end()
-        training = Training(self._options, rank_among(args.process_index, args.world_size))
-        training.begin()
-        self._training = training
+        self._begin(args.process_index, args.world_size)
         trainer = _trainer_of(self)
         if trainer is not None:
             self._release = _on_failing_step(trainer, self._fail)
@@ -76,19 +46,12 @@ class GradsanCallback(TrainerCallback):  # type: ignore[misc]
         """Publish the report."""
         self._end()
 
-    def _fail(self, error: BaseException) -> None:
-        if self._training is not None:
-            self._training.fail(error)
-            self._end()
-
     def _end(self) -> None:
-        training, self._training = self._training, None
         release, self._release = self._release, None
         if release is not None:
             release()
-        if training is not None:
-            atexit.unregister(self._end)
-            self._report = training.end()
+        atexit.unregister(self._end)
+        super()._end()
 
 
 def _trainer_of(callback: TrainerCallback) -> Any:
