@@ -73,8 +73,7 @@ def _cut_off(once: BuiltOnce) -> Lines:
 def _under_no_grad(once: BuiltOnce) -> Lines:
     """The statement that binds the value or its container (``grams`` of ``grams["b"]``), under ``no_grad``."""
     bound_at = once.bound_at or _holder_bound(once)
-    change = None if bound_at is None else source.under_no_grad(bound_at)
-    return () if change is None or bound_at is None else source.changed_lines(bound_at.file, change)
+    return source.changed_at(bound_at, source.under_no_grad)
 
 
 def _holder_bound(once: BuiltOnce) -> Frame | None:

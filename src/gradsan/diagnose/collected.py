@@ -150,8 +150,7 @@ def detach_other_network(bridges: Sequence[Bridge], retained_at: Site | None) ->
     if found is None:
         return ()
     kept = None if retained_at is None else retained_at.shown_frame
-    change = None if kept is None else source.drop_keyword(kept, "retain_graph")
-    dropped: Lines = () if change is None or kept is None else source.changed_lines(kept.file, change)
+    dropped = source.changed_at(kept, lambda at: source.drop_keyword(at, "retain_graph"))
     taken = {(file, line) for file, line, _ in found.lines}
     values = {"name": ", ".join(found.names)}
     alone = Fix.worded("help.detach_other_network", values, found.lines)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gradsan.source.change import Change as Change
     from gradsan.source.change import add_keyword as add_keyword
     from gradsan.source.change import apply_change as apply_change
+    from gradsan.source.change import changed_at as changed_at
     from gradsan.source.change import changed_lines as changed_lines
     from gradsan.source.collected import detach_collected as detach_collected
     from gradsan.source.collected import forget_collected as forget_collected
@@ -176,7 +177,7 @@ _NAMES = {
         "alias_of called_as_hook called_expression callers_expression clone_given clone_handed_out dies_with_call "
         "earlier_result first_argument reads_again returned_by_hook"
     ),
-    "change": "Change add_keyword apply_change changed_lines",
+    "change": "Change add_keyword apply_change changed_at changed_lines",
     "collected": "detach_collected forget_collected",
     "cut_scopes": "context_around",
     "rewrite.cutting": "detach_held",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import tokenize
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gradsan.model import Frame, Lines
@@ -57,6 +57,11 @@ def apply_change(text: str, change: Change) -> str:
     if lines[index : index + len(old)] != old:
         raise ValueError(f"line {change.line} does not read {old[0]!r}")
     return "\n".join([*lines[:index], *new, *lines[index + len(old) :]])
+
+
+def changed_at(frame: Frame | None, suggest: Callable[[Frame], Change | None]) -> Lines:
+    """The lines that ``suggest`` changes for the statement at ``frame``; empty where there is no frame or no change."""
+    return () if frame is None else changed_lines(frame.file, suggest(frame))
 
 
 def changed_lines(file: str, change: Change | None) -> Lines:

@@ -214,8 +214,7 @@ def term_constant(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure as a warning."""
     asked = parts.clue(failure, "asked")
     frame = None if asked is None else asked.shown_frame
-    change = None if frame is None else source.graph_for_gradient(frame)
-    lines = () if frame is None or change is None else source.changed_lines(frame.file, change)
+    lines = source.changed_at(frame, source.graph_for_gradient)
     return _constant_joined(failure, "asked", "term_is_constant", "gradient", "create_graph", lines)
 
 

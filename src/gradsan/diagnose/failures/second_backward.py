@@ -141,8 +141,7 @@ def _shared(case: _Case) -> Diagnosis:
     values = {"name": case.name}
     if case.updated is not None and case.bridge.values.get("cached"):
         updated = case.updated.shown_frame
-        change = None if updated is None else source.enter_once_more(updated, "cached")
-        lines = () if change is None or updated is None else source.changed_lines(updated.file, change)
+        lines = source.changed_at(updated, lambda at: source.enter_once_more(at, "cached"))
         summary = "help.cache_after_update"
         return _diagnosis(
             case,
@@ -164,10 +163,9 @@ def _shared(case: _Case) -> Diagnosis:
             ),
             notes=(Message("note.retain_graph_becomes_gs110", values),),
         )
-    freed, needed = _frame(case.freed_by), _frame(case.needed)
-    differentiable = None if freed is None else source.graph_for_gradient(freed)
-    if differentiable is not None and freed is not None:
-        lines = source.changed_lines(freed.file, differentiable)
+    freed, needed = case.freed_by.shown_frame, case.needed.shown_frame
+    lines = source.changed_at(freed, source.graph_for_gradient)
+    if lines:
         wanted = Message("label.the_gradient")
         return _diagnosis(
             case,
@@ -209,10 +207,9 @@ def _borrowed(failure: Failure) -> list[Bridge]:
 def _once(case: _Case) -> Diagnosis:
     values = {"name": case.name}
     note = "note.retain_graph_becomes_gs110" if case.updated else "note.retain_graph_costs"
-    used = _frame(case.needed)
+    used = case.needed.shown_frame
     if case.bridge.values.get("cached"):
-        change = None if used is None else source.enter_each_round(used, "cached")
-        lines = () if change is None or used is None else source.changed_lines(used.file, change)
+        lines = source.changed_at(used, lambda at: source.enter_each_round(at, "cached"))
         return _diagnosis(
             case,
             ONCE,
@@ -251,9 +248,8 @@ def _same(case: _Case) -> Diagnosis:
 
 
 def _keep_graph(case: _Case) -> Fix:
-    frame = _frame(case.freed_by)
-    change = None if frame is None else source.keep_graph(frame)
-    lines = () if change is None or frame is None else source.changed_lines(frame.file, change)
+    frame = case.freed_by.shown_frame
+    lines = source.changed_at(frame, source.keep_graph)
     return parts.fix("retain_graph", "preserved", {"name": case.name}, lines=lines)
 
 
@@ -298,10 +294,6 @@ def _bridge_label(case: _Case, key: str | None, values: Mapping[str, object]) ->
     if case.bound_at is None:
         return label_texts.at("bridge", case.bridge.site, message, op=case.bridge.op)
     return (Label("bridge", case.bound_at, message, case.bridge.op, Site((case.bound_at,))),)
-
-
-def _frame(clue: Clue) -> Frame | None:
-    return clue.shown_frame
 
 
 def _same_line(one: Site | None, other: Site | None) -> bool:

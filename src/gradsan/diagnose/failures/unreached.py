@@ -184,8 +184,7 @@ def _given(failure: Failure, replaced: Clue | None) -> Lines:
 
 def _read_past_graph(failure: Failure, read: Clue, values: dict[str, object], tensor: NamedTensor | None) -> Diagnosis:
     frame = read.shown_frame
-    change = None if frame is None else source.read_with_graph(frame)
-    lines = () if frame is None or change is None else source.changed_lines(frame.file, change)
+    lines = source.changed_at(frame, source.read_with_graph)
     return parts.diagnosis(
         failure,
         "GS421",
@@ -317,7 +316,7 @@ def _updated(made: Clue | None, values: Mapping[str, object]) -> Fix:
     """The update in place; where gradients are never cleared, and would accumulate, as a leaf of its own."""
     frame = None if made is None else made.shown_frame
     change = None if frame is None else source.updated_in_place(frame)
-    lines = () if change is None or frame is None else source.changed_lines(frame.file, change)
+    lines = () if frame is None else source.changed_lines(frame.file, change)
     is_new = change is not None and change.kind == "new_leaf"
     return parts.fix(
         "update_in_place", "changed", values, lines=lines, summary="help.update_as_leaf" if is_new else None
