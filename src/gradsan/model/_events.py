@@ -369,6 +369,14 @@ class Failure:
     confidence: Confidence = "recorded"
     if_meant: Deviation | None = None
 
+    def clue(self, role: str) -> Clue | None:
+        """Return the first clue with a role."""
+        return next(iter(self.clues_of(role)), None)
+
+    def clues_of(self, role: str) -> tuple[Clue, ...]:
+        """Return all clues with a role, in the order in which they were gathered."""
+        return tuple(one for one in self.clues if one.role == role)
+
 
 @dataclass(frozen=True, slots=True)
 class Moment:

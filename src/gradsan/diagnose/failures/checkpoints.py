@@ -29,8 +29,8 @@ from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Label, Message, 
 
 def cached_value_overwritten(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure; with the writes where they were logged."""
-    cached, writes = parts.clue(failure, "cached"), parts.clues(failure, "base_written")
-    function = parts.clue(failure, "checkpointed")
+    cached, writes = failure.clue("cached"), failure.clues_of("base_written")
+    function = failure.clue("checkpointed")
     name = _name(writes)
     values = {
         "name": name or Message("label.unnamed"),
@@ -52,7 +52,7 @@ def cached_value_overwritten(failure: Failure) -> Diagnosis | None:
         labels=(
             *label_texts.at("saved", failure.site, Message("label.cached", values)),
             *written.values(),
-            *parts.label_of(parts.clue(failure, "rerun"), "used", "label.checkpoint_differs", values),
+            *parts.label_of(failure.clue("rerun"), "used", "label.checkpoint_differs", values),
         ),
         tensor=_tensor(cached, name),
         fixes=(*_new_tensor(failure, writes, name), parts.fix("recompute_it", "preserved", values)),
@@ -85,7 +85,7 @@ def _tensor(cached: Clue | None, name: str | None) -> NamedTensor | None:
 
 def checkpoint_differs(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure."""
-    function = parts.clue(failure, "checkpointed")
+    function = failure.clue("checkpointed")
     name = function.name if function is not None and function.name else Message("label.unnamed_function")
     return statements.stopped(
         failure,
@@ -123,7 +123,7 @@ def _not_reentrant(frame: Frame) -> source.Change | None:
 
 def checkpoint_input_plain(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure; only a note where nothing shows that the checkpointed code is to be trained."""
-    function = parts.clue(failure, "checkpointed")
+    function = failure.clue("checkpointed")
     trains = function is not None and function.values.get("trains")
     is_off = source.grad_switched_off([frame for frame in failure.site.frames if frame.is_user]) is not None
     name = function.name if function is not None and function.name else Message("label.unnamed_function")
@@ -154,7 +154,7 @@ _SPARING = ("checkpoint", "save_on_cpu")
 
 def saved_hooks_refused(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure; with the last backward, where one may have freed the tensor."""
-    hooks = parts.clue(failure, "hooks")
+    hooks = failure.clue("hooks")
     if hooks is not None:
         return _in_region(failure, bool(hooks.values["are_outside"]), hooks.name)
     return statements.stopped(
@@ -163,7 +163,7 @@ def saved_hooks_refused(failure: Failure) -> Diagnosis | None:
         "saved_hooks_refused",
         role="used",
         explanation=f"explanation.{failure.row}",
-        between=parts.label_of(parts.clue(failure, "past_backward"), "freed", "label.freed_before", {}),
+        between=parts.label_of(failure.clue("past_backward"), "freed", "label.freed_before", {}),
         fixes=lambda values: (parts.fix(HOOK_FIXES[failure.row], "preserved", values),),
     )
 
@@ -192,7 +192,6 @@ def _in_region(failure: Failure, are_outside: bool, owner: str | None) -> Diagno
         "saved_hooks_refused",
         role="used",
         values={"hooks": name},
-        title="title.saved_hooks_refused",
         explanation=f"explanation.{failure.row}",
         label="label.region_began" if are_outside else "label.hooks_asked",
         between=around,
@@ -216,7 +215,7 @@ def saved_tensor_hook_misused(failure: Failure) -> Diagnosis | None:
 
 def saved_value_read_twice(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure; with the first reading where the same function shows it."""
-    function = parts.clue(failure, "definition")
+    function = failure.clue("definition")
     values = {"function": function.name if function is not None else Message("label.a_function")}
     own = failure.site.user_frame
     reads = () if own is None else source.earlier_reads(own, "saved_tensors")
@@ -228,8 +227,8 @@ def saved_value_read_twice(failure: Failure) -> Diagnosis | None:
         explanation=f"explanation.{failure.row}",
         values=values,
         between=(
-            *parts.label_of(parts.clue(failure, "node"), "created", "label.forward_of_function", values),
-            *parts.label_of(parts.clue(failure, "rerun"), "note", "label.backward_began", values),
+            *parts.label_of(failure.clue("node"), "created", "label.forward_of_function", values),
+            *parts.label_of(failure.clue("rerun"), "note", "label.backward_began", values),
             *(label for read in reads for label in statements.at_frame("freed", read, Message("label.read_first"))),
         ),
         fixes=lambda _: (parts.fix("read_once", "preserved", values),),

@@ -36,7 +36,7 @@ def compiled_input_unsupported(failure: Failure) -> Diagnosis | None:
         explanation=f"explanation.{failure.row}{named}",
         between=tuple(
             label
-            for write in parts.clues(failure, "written")
+            for write in failure.clues_of("written")
             for label in parts.label_of(write, "written", "label.input_written", {})
         ),
         fixes=lambda values: (
@@ -48,11 +48,11 @@ def compiled_input_unsupported(failure: Failure) -> Diagnosis | None:
 
 def compiled_overwritten(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure; with both lines where the traced graph was found."""
-    save = parts.clue(failure, "saved")
+    save = failure.clue("saved")
     need = None if save is None or save.op is None else need_of(save.op, str(save.values["slot"]).partition("[")[0])
     name = _name(failure)
     values = {"name": name or Message("label.unnamed"), "op": parts.op_of(save), **_targets(need)}
-    writes = parts.clues(failure, "written")
+    writes = failure.clues_of("written")
     found = parts.diagnosis(
         failure,
         "GS505",
@@ -61,7 +61,7 @@ def compiled_overwritten(failure: Failure) -> Diagnosis | None:
         labels=(
             *_saved(save, need, values),
             *_written(writes, values),
-            *label_texts.at("used", failure.site, Message("label.compiled_overwritten", values)),
+            *parts.used(failure, "label.compiled_overwritten", values),
         ),
         tensor=_tensor(save, name),
         fixes=(*_fixes(failure, writes, values), *(() if writes else _uncompiled(values))),
@@ -75,11 +75,11 @@ def _name(failure: Failure) -> str | None:
 
     The written tensor may be a view of it, under another name.
     """
-    made = parts.clue(failure, "made")
+    made = failure.clue("made")
     frames = () if made is None or made.site is None else made.site.frames
     bound = source.bound_name([frame for frame in frames if frame.is_user])
     targets = []
-    for write in parts.clues(failure, "written"):
+    for write in failure.clues_of("written"):
         own = None if write.site is None else write.site.user_frame
         written = None if own is None else source.writing_at(own)
         if written is not None:
@@ -139,7 +139,7 @@ def _why(need: Need | None, values: Mapping[str, Any]) -> Why | None:
 
 def undeclared_mutation(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure; with the operator's definition and its writes where it is Python."""
-    operator = parts.clue(failure, "operator")
+    operator = failure.clue("operator")
     values = {
         "op": (operator.name if operator is not None else None) or Message("label.the_operator"),
         "argument": failure.values.get("argument", "?"),
@@ -155,7 +155,7 @@ def undeclared_mutation(failure: Failure) -> Diagnosis | None:
             *parts.label_of(operator, "note", "label.operator_defined", values),
             *(
                 label
-                for write in parts.clues(failure, "base_written")
+                for write in failure.clues_of("base_written")
                 for label in parts.label_of(
                     write,
                     "written",
@@ -184,6 +184,6 @@ def compiled_memory_reused(failure: Failure) -> Diagnosis | None:
         "GS520",
         "compiled_memory_reused",
         explanation=f"explanation.{failure.row}",
-        labels=label_texts.at("used", failure.site, Message(f"label.{failure.row}")),
+        labels=parts.used(failure, f"label.{failure.row}"),
         fixes=tuple(parts.fix(kind, "preserved", {}) for kind in REUSE_FIXES[failure.row]),
     )

@@ -10,14 +10,13 @@ GS519: a use of parameters that FullyShardedDataParallel, which gathers and rele
 from __future__ import annotations
 
 from gradsan import source
-from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts, statements
 from gradsan.model import Diagnosis, Failure, Fix, Frame, Label, Message
 
 
 def gradient_reduced_twice(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure; with the calls of reentrant checkpoint, where those are the reason."""
-    parameter, calls = parts.clue(failure, "parameter"), parts.clues(failure, "checkpoint_call")
+    parameter, calls = failure.clue("parameter"), failure.clues_of("checkpoint_call")
     values = {"name": (parameter.name if parameter is not None else None) or Message("label.a_parameter")}
     fixes = (
         (parts.fix("not_reentrant", "preserved", values), parts.fix("static_graph", "preserved", values))
@@ -37,7 +36,7 @@ def gradient_reduced_twice(failure: Failure) -> Diagnosis | None:
         explanation=f"explanation.gradient_reduced_twice{'_by_checkpoint' if calls else ''}",
         labels=(
             *labels.values(),
-            *label_texts.at("used", failure.site, Message("label.gradient_reduced_twice", values)),
+            *parts.used(failure, "label.gradient_reduced_twice", values),
         ),
         fixes=fixes,
     )
@@ -45,7 +44,7 @@ def gradient_reduced_twice(failure: Failure) -> Diagnosis | None:
 
 def reduction_unfinished(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure; with the parameters' names where the wrapped module was found."""
-    parameters = parts.clues(failure, "parameter")
+    parameters = failure.clues_of("parameter")
     names = ", ".join(one.name for one in parameters if one.name)
     values = {"name": names or Message("label.some_parameters")}
     owners: dict[tuple[str, int, str], Label] = {}
@@ -59,8 +58,8 @@ def reduction_unfinished(failure: Failure) -> Diagnosis | None:
         values=values,
         labels=(
             *owners.values(),
-            *parts.label_of(parts.clue(failure, "past_backward"), "note", "label.ended_without", values),
-            *label_texts.at("used", failure.site, Message("label.reduction_unfinished", values)),
+            *parts.label_of(failure.clue("past_backward"), "note", "label.ended_without", values),
+            *parts.used(failure, "label.reduction_unfinished", values),
         ),
         fixes=(
             parts.fix("find_unused_parameters", "preserved", values),
@@ -83,7 +82,7 @@ _CHANGED = ("change_between_rounds", "change_before_sharding", "first_order_only
 
 def sharded_rule_broken(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure: the rule, its parameters, the place."""
-    parameters = parts.clue(failure, "parameters")
+    parameters = failure.clue("parameters")
     names = parameters.name if parameters is not None and parameters.name else Message("label.its_parameters")
     kind = SHARDED_FIXES[failure.row]
 
@@ -97,8 +96,7 @@ def sharded_rule_broken(failure: Failure) -> Diagnosis | None:
         "sharded_rule_broken",
         role="used",
         values={"names": names},
-        title=f"title.{failure.row}",
-        explanation=f"explanation.{failure.row}",
+        words=failure.row,
         label=f"label.{failure.row}",
         fixes=fixes,
     )

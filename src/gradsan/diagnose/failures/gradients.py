@@ -19,7 +19,7 @@ from gradsan.model import Clue, Diagnosis, Failure, Fix, Message, NamedTensor
 
 def gradient_kept(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure that has a leaf with a name."""
-    leaf, updated = parts.clue(failure, "gradient"), parts.clue(failure, "updated")
+    leaf, updated = failure.clue("gradient"), failure.clue("updated")
     if leaf is None or updated is None or not leaf.name:
         return None
     by_step = bool(updated.op and updated.op.endswith(".step"))
@@ -37,7 +37,7 @@ def gradient_kept(failure: Failure) -> Diagnosis | None:
         values=values,
         severity="warning",
         labels=(
-            *label_texts.at("used", failure.site, Message("label.adds_to_gradient", values)),
+            *parts.used(failure, "label.adds_to_gradient", values),
             *parts.label_of(updated, "written", "label.updated_by_gradient", values),
         ),
         tensor=_gradient_of(leaf),
@@ -61,7 +61,7 @@ def _gradient_of(leaf: Clue) -> NamedTensor:
 
 def gradient_overwritten(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure: a warning where another branch still needs the gradient, else a note."""
-    gradient, branching, sibling = (parts.clue(failure, role) for role in ("gradient", "branching", "sibling"))
+    gradient, branching, sibling = (failure.clue(role) for role in ("gradient", "branching", "sibling"))
     if gradient is None:
         return None
     values = {
@@ -83,7 +83,7 @@ def gradient_overwritten(failure: Failure) -> Diagnosis | None:
         explanation=f"explanation.gradient_overwritten{'_by' if is_named else variant}",
         labels=(
             *parts.label_of(branching, "note", "label.gradient_branches", values),
-            *label_texts.at("used", failure.site, Message("label.hands_gradients", values)),
+            *parts.used(failure, "label.hands_gradients", values),
             *parts.label_of(gradient, "written", f"label.gradient_written{'_by' if is_named else variant}", values),
         ),
         tensor=parts.tensor_of(gradient),
@@ -93,7 +93,7 @@ def gradient_overwritten(failure: Failure) -> Diagnosis | None:
 
 def update_lost(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure whose leaf has a name: a warning where all signs show an inner step, else a note."""
-    asked, updated = parts.clue(failure, "asked"), parts.clue(failure, "updated")
+    asked, updated = failure.clue("asked"), failure.clue("updated")
     if asked is None or updated is None or not updated.name:
         return None
     values = {
@@ -110,7 +110,7 @@ def update_lost(failure: Failure) -> Diagnosis | None:
         labels=(
             *parts.label_of(asked, "note", "label.differentiable_gradient", values),
             *parts.label_of(updated, "written", "label.updated_past_graph", values),
-            *label_texts.at("used", failure.site, Message("label.begins_at_new_values", values)),
+            *parts.used(failure, "label.begins_at_new_values", values),
         ),
         tensor=parts.tensor_of(updated),
         fixes=(
@@ -127,7 +127,7 @@ def _update_shown(updated: Clue) -> str:
 
 def hook_lost(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure whose view has a name: a note where the hook runs for earlier uses of the view."""
-    hook, written = parts.clue(failure, "hook"), parts.clue(failure, "written")
+    hook, written = failure.clue("hook"), failure.clue("written")
     if hook is None or written is None:
         return None
     frame = hook.shown_frame
@@ -146,7 +146,7 @@ def hook_lost(failure: Failure) -> Diagnosis | None:
         labels=(
             *parts.label_of(hook, "note", "label.hook_registered", values),
             *parts.label_of(written, "written", "label.hook_left_behind", values),
-            *label_texts.at("used", failure.site, Message("label.hook_passed_by", values)),
+            *parts.used(failure, "label.hook_passed_by", values),
         ),
         tensor=parts.tensor_of(hook, name),
         fixes=(parts.fix("register_hook_after", "changed", values),),

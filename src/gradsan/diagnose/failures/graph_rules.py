@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gradsan import source
-from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts
 from gradsan.diagnose.needs import op_name
 from gradsan.model import Diagnosis, Failure, Lines, Message, NamedTensor, Severity
@@ -68,11 +67,11 @@ RULES: Mapping[str, Rule] = {
 def graph_rules(failure: Failure) -> Diagnosis | None:
     """Diagnose every failure of these rows."""
     rule = RULES[failure.row]
-    tensor = parts.clue(failure, "input") or parts.clue(failure, "loss")
+    tensor = failure.clue("input") or failure.clue("loss")
     frame = failure.site.user_frame
     receiver = None if frame is None else source.method_receiver(frame)
     name = (tensor.name if tensor is not None else None) or (receiver if failure.row == "output_not_scalar" else None)
-    node = parts.clue(failure, "node")
+    node = failure.clue("node")
     values = {
         "name": name or Message("label.the_tensor"),
         "op": op_name(node.op) if node is not None and node.op else "?",
@@ -91,10 +90,10 @@ def graph_rules(failure: Failure) -> Diagnosis | None:
         severity=rule.severity,
         explanation=_explanation(failure, rule),
         labels=(
-            *parts.label_of(parts.clue(failure, "definition"), "note", "label.backward_defined", values),
+            *parts.label_of(failure.clue("definition"), "note", "label.backward_defined", values),
             *parts.label_of(node, "created", "label.forward_of_function", values),
-            *parts.label_of(parts.clue(failure, "rebased"), "written", "label.rebased_here", values),
-            *label_texts.at("used", failure.site, Message(f"label.{rule.label}", values)),
+            *parts.label_of(failure.clue("rebased"), "written", "label.rebased_here", values),
+            *parts.used(failure, f"label.{rule.label}", values),
         ),
         tensor=_tensor(failure, name),
         fixes=tuple(parts.fix(kind, meaning, values, lines=_lines(failure, kind)) for kind, meaning in fixes),
@@ -104,7 +103,7 @@ def graph_rules(failure: Failure) -> Diagnosis | None:
 
 def _lines(failure: Failure, kind: str) -> Lines:
     """The lines of ``return_one_each`` where backward returns too few gradients: None for the inputs that need none."""
-    defined, node = parts.clue(failure, "definition"), parts.clue(failure, "node")
+    defined, node = failure.clue("definition"), failure.clue("node")
     frame = None if defined is None else defined.shown_frame
     if kind != "return_one_each" or failure.row != "custom_backward_count" or frame is None or node is None:
         return ()
@@ -122,13 +121,13 @@ def _explanation(failure: Failure, rule: Rule) -> str:
     elif failure.row == "derivative_missing" and "argument" not in failure.values:
         ending = "_plain"
     elif failure.row == "unused_in_graph":
-        tensor = parts.clue(failure, "input")
+        tensor = failure.clue("input")
         ending = "_rebased" if tensor is not None and tensor.values.get("rebased") else ""
     return f"explanation.{rule.slug}{ending}"
 
 
 def _tensor(failure: Failure, name: str | None) -> NamedTensor | None:
-    loss = parts.clue(failure, "loss")
+    loss = failure.clue("loss")
     if name is None or loss is None or "shape" not in loss.values:
         return None
     return parts.tensor_of(loss, name)

@@ -49,8 +49,8 @@ def _switched_off(failure: Failure, made: source.Made | None) -> str | None:
     have been passed to one as well. Of several modules, the one read by the statement which ``made`` the loss. None
     where grad mode is off altogether, or several modules match.
     """
-    mode = parts.clue(failure, "mode")
-    ran_before, others = (parts.clue(failure, name) is not None for name in ("ran_before", "others_ran_before"))
+    mode = failure.clue("mode")
+    ran_before, others = (failure.clue(name) is not None for name in ("ran_before", "others_ran_before"))
     if not (ran_before or others) or (mode is not None and not mode.values["grad_enabled"]):
         return None
     for clue in reversed(parts.live(failure)):
@@ -76,8 +76,7 @@ def _trained_no_more(
         "GS405",
         "loss_without_graph",
         values=values,
-        title="title.loss_without_graph_switched_off",
-        explanation="explanation.loss_without_graph_switched_off",
+        words="loss_without_graph_switched_off",
         labels=(*created, *used),
         tensor=_tensor(failure, name),
         fixes=(parts.fix("switch_on", "changed", values, lines=lines),),
@@ -88,7 +87,7 @@ def _cuts(failure: Failure) -> tuple[source.Cut, ...]:
     """The cuts on the way to the loss, the likeliest first."""
     frames = failure.site.user_frames
     live = [source.Live(clue.requires_grad, clue.callees) for clue in parts.live(failure)[-len(frames) :]]
-    mode = parts.clue(failure, "mode")
+    mode = failure.clue("mode")
     if mode is not None and not mode.values["grad_enabled"]:
         off = source.grad_switched_off(frames)
         if off is not None:
@@ -169,7 +168,7 @@ def _nothing_requires_grad(failure: Failure, name: str | Message, used: tuple[La
 
 
 def _tensor(failure: Failure, name: str | Message) -> NamedTensor | None:
-    loss = parts.clue(failure, "loss")
+    loss = failure.clue("loss")
     if loss is None or not isinstance(name, str):
         return None
     return parts.tensor_of(loss, name)

@@ -28,7 +28,7 @@ _ARITHMETIC = frozenset(
 
 def loss_changed(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure whose loss has a name: a warning if a term was added to it or it was scaled."""
-    computed, written = parts.clue(failure, "computed"), parts.clue(failure, "written")
+    computed, written = failure.clue("computed"), failure.clue("written")
     if computed is None or written is None or not computed.name:
         return None
     writer = f"{computed.name}.data = ..." if written.op == "data =" else label_texts.as_written(written.op)
@@ -39,12 +39,11 @@ def loss_changed(failure: Failure) -> Diagnosis | None:
         "no_grad_write",
         values=values,
         severity="warning" if _is_computed_on(written, computed.name) else "note",
-        title="title.loss_changed",
-        explanation="explanation.loss_changed",
+        words="loss_changed",
         labels=(
             *parts.label_of(computed, "note", "label.loss_computed", values),
             *parts.label_of(written, "written", "label.loss_changed", values),
-            *label_texts.at("used", failure.site, Message("label.loss_as_it_was", values)),
+            *parts.used(failure, "label.loss_as_it_was", values),
         ),
         tensor=parts.tensor_of(computed),
         fixes=(parts.fix("out_of_place", "changed", values, summary="help.loss_recorded"),),
@@ -63,7 +62,7 @@ def _is_computed_on(written: Clue, name: str) -> bool:
 
 def value_changed(failure: Failure) -> Diagnosis | None:
     """Diagnose, as a warning, every such failure whose value has a name at the write."""
-    computed, written, read = (parts.clue(failure, role) for role in ("computed", "written", "read"))
+    computed, written, read = (failure.clue(role) for role in ("computed", "written", "read"))
     if computed is None or written is None or read is None or written.site is None:
         return None
     frame = written.site.shown_frame
@@ -78,13 +77,12 @@ def value_changed(failure: Failure) -> Diagnosis | None:
         "no_grad_write",
         values=values,
         severity="warning",
-        title="title.value_changed",
-        explanation="explanation.value_changed",
+        words="value_changed",
         labels=(
             *parts.label_of(computed, "note", "label.loss_computed", values),
             *parts.label_of(written, "written", "label.loss_changed", values),
             *parts.label_of(read, "saved", "label.value_read_changed", values),
-            *label_texts.at("used", failure.site, Message("label.value_as_it_was", values)),
+            *parts.used(failure, "label.value_as_it_was", values),
         ),
         tensor=parts.tensor_of(computed, name),
         fixes=(parts.fix("out_of_place", "changed", values, summary="help.value_recorded"),),
@@ -97,7 +95,7 @@ def _as_written(written: Clue) -> str:
 
 def input_reused(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure as a warning."""
-    written, read = parts.clue(failure, "written"), parts.clue(failure, "read")
+    written, read = failure.clue("written"), failure.clue("read")
     if written is None or read is None or not read.name:
         return None
     values = {"name": read.name, "argument": written.name, "writer": written.op or "?"}
@@ -107,12 +105,11 @@ def input_reused(failure: Failure) -> Diagnosis | None:
         "forward_alias",
         values=values,
         severity="warning",
-        title="title.input_reused",
-        explanation="explanation.input_reused",
+        words="input_reused",
         labels=(
             *parts.label_of(written, "written", "label.input_changed", values),
             *parts.label_of(read, "saved", "label.input_read_again", values),
-            *label_texts.at("used", failure.site, Message("label.new_value_used", {"name": read.name})),
+            *parts.used(failure, "label.new_value_used", {"name": read.name}),
         ),
         tensor=parts.tensor_of(written, read.name),
         fixes=(_layer_out_of_place(written, values),),
@@ -133,7 +130,7 @@ def _layer_out_of_place(written: Clue, values: Mapping[str, object]) -> Fix:
 
 def saved_early(failure: Failure) -> Diagnosis | None:
     """GS212, a warning, where the input is not marked dirty; where it is, the result may be intended: GS211, a note."""
-    applied, saved, written = (parts.clue(failure, role) for role in ("applied", "saved", "written"))
+    applied, saved, written = (failure.clue(role) for role in ("applied", "saved", "written"))
     frame = None if written is None else written.user_frame
     if applied is None or saved is None or written is None or frame is None:
         return None
@@ -147,13 +144,12 @@ def saved_early(failure: Failure) -> Diagnosis | None:
         "context_attribute" if is_dirty else "missing_mark_dirty",
         values=values,
         severity="note" if is_dirty else "warning",
-        title="title.saved_early",
-        explanation="explanation.saved_early",
+        words="saved_early",
         labels=(
             *parts.label_of(applied, "note", "label.given_to_function", values),
             *parts.label_of(saved, "saved", "label.saved_early", values),
             *parts.label_of(written, "written", "label.written_after_save", values),
-            *label_texts.at("used", failure.site, Message("label.saved_early_needed", values)),
+            *parts.used(failure, "label.saved_early_needed", values),
         ),
         tensor=parts.tensor_of(applied, saved.name),
         fixes=(parts.fix("copy_on_context", "changed", values, lines=lines, summary="help.save_a_copy"),),
@@ -162,7 +158,7 @@ def saved_early(failure: Failure) -> Diagnosis | None:
 
 def built_once(failure: Failure) -> Diagnosis | None:
     """GS403 for a value whose reuse fails no backward: a warning, where it has a name."""
-    built, updated, read = (parts.clue(failure, role) for role in ("built", "updated", "read"))
+    built, updated, read = (failure.clue(role) for role in ("built", "updated", "read"))
     if built is None or updated is None or not built.name:
         return None
     values = {"name": built.name, "updater": label_texts.as_written(updated.name or "?")}
@@ -173,13 +169,12 @@ def built_once(failure: Failure) -> Diagnosis | None:
         "graph_built_once",
         values=values,
         severity="warning",
-        title=f"title.{words}_built_once",
-        explanation=f"explanation.{words}_built_once",
+        words=f"{words}_built_once",
         labels=(
             *parts.label_of(built, "created", f"label.{words}_built_once", values),
             *parts.label_of(updated, "written", "label.value_left_behind", values),
             *parts.label_of(read, "note", "label.value_read_as_then", values),
-            *label_texts.at("used", failure.site, Message("label.value_of_first_round", values)),
+            *parts.used(failure, "label.value_of_first_round", values),
         ),
         tensor=parts.tensor_of(built),
         fixes=(parts.fix(kind, "changed", values),),
@@ -188,7 +183,7 @@ def built_once(failure: Failure) -> Diagnosis | None:
 
 def kept_for_all_calls(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure as a warning."""
-    applied, again = parts.clue(failure, "applied"), parts.clue(failure, "again")
+    applied, again = failure.clue("applied"), failure.clue("again")
     if applied is None or again is None:
         return None
     values = {"function": applied.name or "?", "name": again.name or "?"}
@@ -198,12 +193,11 @@ def kept_for_all_calls(failure: Failure) -> Diagnosis | None:
         "context_attribute",
         values=values,
         severity="warning",
-        title="title.kept_for_all_calls",
-        explanation="explanation.kept_for_all_calls",
+        words="kept_for_all_calls",
         labels=(
             *parts.label_of(applied, "saved", "label.kept_for_this_call", values),
             *parts.label_of(again, "written", "label.kept_for_next_call", values),
-            *label_texts.at("used", failure.site, Message("label.kept_read_of_next", values)),
+            *parts.used(failure, "label.kept_read_of_next", values),
         ),
         tensor=parts.tensor_of(applied, again.name),
         fixes=(parts.fix("save_for_each_call", "preserved", values),),
@@ -212,7 +206,7 @@ def kept_for_all_calls(failure: Failure) -> Diagnosis | None:
 
 def term_constant(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure as a warning."""
-    asked = parts.clue(failure, "asked")
+    asked = failure.clue("asked")
     frame = None if asked is None else asked.shown_frame
     lines = source.changed_at(frame, source.graph_for_gradient)
     return _constant_joined(failure, "asked", "term_is_constant", "gradient", "create_graph", lines)
@@ -225,7 +219,7 @@ def penalty_constant(failure: Failure) -> Diagnosis | None:
 
 def term_cut(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure as a warning."""
-    read = parts.clue(failure, "read")
+    read = failure.clue("read")
     words, kind = _CUT_WORDS.get(read.values.get("how") if read is not None else None, _CUT_WORDS["no_grad"])
     return _constant_joined(failure, "read", words, "cut_term", kind)
 
@@ -250,7 +244,7 @@ def _constant_joined(
     failure: Failure, role: str, words: str, noun: str, kind: str, lines: Lines = ()
 ) -> Diagnosis | None:
     """A constant computed at the clue of ``role`` that was added to the loss; ``noun`` is its name in the message."""
-    computed, added = parts.clue(failure, role), parts.clue(failure, "added")
+    computed, added = failure.clue(role), failure.clue("added")
     if computed is None or added is None:
         return None
     name = computed.name or _made_number(computed) or parts.assigned_at(computed)
@@ -261,12 +255,11 @@ def _constant_joined(
         "term_is_constant",
         values=values,
         severity="note" if computed.values.get("is_decayed") else "warning",
-        title=f"title.{words}",
-        explanation=f"explanation.{words}",
+        words=words,
         labels=(
             *parts.label_of(computed, "created", f"label.{noun}_without_graph", values),
             *parts.label_of(added, "note", "label.constant_added", values),
-            *label_texts.at("used", failure.site, Message("label.constant_ignored", values)),
+            *parts.used(failure, "label.constant_ignored", values),
         ),
         tensor=parts.tensor_of(computed, name) if name else None,
         fixes=(parts.fix(kind, "changed", values, lines=lines),),
@@ -275,7 +268,7 @@ def _constant_joined(
 
 def term_lost(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure: a warning where a value was detached; without one it may be intended."""
-    term, reached, stepped = (parts.clue(failure, role) for role in ("term", "reached", "stepped"))
+    term, reached, stepped = (failure.clue(role) for role in ("term", "reached", "stepped"))
     if term is None or stepped is None:
         return None
     term = _in_function_of(term, failure.site)
@@ -293,7 +286,7 @@ def term_lost(failure: Failure) -> Diagnosis | None:
         severity="warning" if term.values["is_cut"] else "note",
         labels=(
             *parts.label_of(term, "created", "label.term_computed", values),
-            *label_texts.at("used", failure.site, Message("label.term_fills", values)),
+            *parts.used(failure, "label.term_fills", values),
             *parts.label_of(stepped, "note", "label.term_step", values),
         ),
         tensor=parts.tensor_of(term, name) if name else None,
@@ -315,7 +308,7 @@ def _in_function_of(found: Clue, used: Site) -> Clue:
 
 def data_changed(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure: a warning; a note where the factor may be a state's decay."""
-    changed = parts.clues(failure, "changed")
+    changed = failure.clues_of("changed")
     if not changed or not changed[0].name:
         return None
     facts = changed[0].values
@@ -335,11 +328,10 @@ def data_changed(failure: Failure) -> Diagnosis | None:
         "data_changed_again",
         values=values,
         severity="note" if facts["is_factor"] else "warning",
-        title=f"title.{words}",
-        explanation=f"explanation.{words}",
+        words=words,
         labels=(
             *{label.frame.line: label for label in labels}.values(),
-            *label_texts.at("used", failure.site, Message("label.data_used_changed", values)),
+            *parts.used(failure, "label.data_used_changed", values),
         ),
         tensor=parts.tensor_of(changed[0]),
         fixes=(parts.fix("scale_out_of_place", "changed", values, lines=_out_of_place(changed), summary=help_words),),

@@ -34,8 +34,7 @@ def _warning(
         "forward_alias",
         values=values,
         severity="warning",
-        title=f"title.{failure.row}",
-        explanation=f"explanation.{failure.row}",
+        words=failure.row,
         labels=labels,
         tensor=tensor,
         fixes=(parts.fix("copy_second_name", "changed", values, lines=lines, summary=help_key),),
@@ -44,7 +43,7 @@ def _warning(
 
 def second_name(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure as a warning."""
-    bound, written, read = (parts.clue(failure, role) for role in ("bound", "written", "read"))
+    bound, written, read = (failure.clue(role) for role in ("bound", "written", "read"))
     frame = None if written is None or written.site is None else written.site.user_frame
     if written is None or read is None or frame is None or not written.name or not read.name or bound is None:
         return None
@@ -85,7 +84,7 @@ def second_name(failure: Failure) -> Diagnosis | None:
 
 def own_operand(failure: Failure) -> Diagnosis | None:
     """GS216, a warning, for an in-place operation or a difference of a tensor with itself under another name."""
-    written, read = parts.clue(failure, "written"), parts.clue(failure, "read")
+    written, read = failure.clue("written"), failure.clue("read")
     if written is None or read is None:
         return None
     is_written = failure.row == "own_operand"
@@ -95,7 +94,7 @@ def own_operand(failure: Failure) -> Diagnosis | None:
         values,
         labels=(
             *parts.label_of(written, "written" if is_written else "saved", f"label.{failure.row}", values),
-            *label_texts.at("used", failure.site, Message("label.new_value_used", {"name": written.name})),
+            *parts.used(failure, "label.new_value_used", {"name": written.name}),
         ),
         tensor=parts.tensor_of(written, str(written.values.get("kept") or written.name)),
         help_key="help.own_operand",
@@ -104,7 +103,7 @@ def own_operand(failure: Failure) -> Diagnosis | None:
 
 def kept_state(failure: Failure) -> Diagnosis | None:
     """GS216, a warning, for the state of a module that was kept without a copy."""
-    bound, written = parts.clue(failure, "bound"), parts.clue(failure, "written")
+    bound, written = failure.clue("bound"), failure.clue("written")
     if bound is None or written is None or not written.name:
         return None
     values = {"name": written.name, "module": written.values["module"]}

@@ -25,16 +25,6 @@ from gradsan.model import (
 )
 
 
-def clue(failure: Failure, role: str) -> Clue | None:
-    """The first clue with a role."""
-    return next(iter(clues(failure, role)), None)
-
-
-def clues(failure: Failure, role: str) -> tuple[Clue, ...]:
-    """All clues with a role, in the order in which they were gathered."""
-    return tuple(one for one in failure.clues if one.role == role)
-
-
 def live(failure: Failure) -> list[LiveClue]:
     """The live variables of the functions around a failure, the outermost first."""
     return [one for one in failure.clues if isinstance(one, LiveClue)]
@@ -48,6 +38,11 @@ def op_of(found: Clue | None) -> str:
 def label_of(found: Clue | None, role: Role, key: str, values: Mapping[str, Any]) -> tuple[Label, ...]:
     """A label at a clue's frame; empty where the clue is missing or has no frame."""
     return () if found is None else label_texts.at(role, found.site, Message(key, dict(values)), op=found.op)
+
+
+def used(failure: Failure, key: str, values: Mapping[str, Any] | None = None) -> tuple[Label, ...]:
+    """A label at the statement or the backward that failed, or that used the wrong value."""
+    return label_texts.at("used", failure.site, Message(key, dict(values or {})))
 
 
 def tensor_of(found: Clue, name: str | None = None) -> NamedTensor:
@@ -86,18 +81,23 @@ def diagnosis(
     tensor: NamedTensor | None = None,
     fixes: tuple[Fix, ...] = (),
     notes: tuple[Message, ...] = (),
+    words: str | None = None,
     title: str | None = None,
     explanation: str | None = None,
 ) -> Diagnosis:
-    """A diagnosis with the words of ``cause``; ``values`` fill them, beside the groups of the row's pattern."""
+    """A diagnosis with the title and the explanation of ``words``, by default of ``cause``.
+
+    ``values`` fill them, beside the groups of the row's pattern.
+    """
+    words = words or cause
     filled = {**failure.values, **(values or {})}
     return Diagnosis(
         code=code,
         cause=cause,
         severity=severity,
         silent=not failure.raised and not failure.message,
-        title=Message(title or f"title.{cause}", filled),
-        explanation=Message(explanation or f"explanation.{cause}", filled),
+        title=Message(title or f"title.{words}", filled),
+        explanation=Message(explanation or f"explanation.{words}", filled),
         labels=labels,
         tensor=tensor,
         gradient=Gradient("raised" if failure.raised else "unknown", if_meant=failure.if_meant),

@@ -53,20 +53,19 @@ class _Case:
     @property
     def updated(self) -> Site | None:
         """The site where parameters were updated between the two backwards."""
-        clue = parts.clue(self.failure, "updated")
+        clue = self.failure.clue("updated")
         return None if clue is None else clue.site
 
 
 def second_backward(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure."""
-    needed, freed_by, bridge = (parts.clue(failure, role) for role in ("needed", "freed_by", "bridge"))
+    needed, freed_by, bridge = (failure.clue(role) for role in ("needed", "freed_by", "bridge"))
     if needed is None or freed_by is None or bridge is None:
         return parts.diagnosis(
             failure,
             *SHARED,
-            title="title.freed_graph_needed_again",
-            explanation="explanation.freed_graph_needed_again",
-            labels=label_texts.at("used", failure.site, Message("label.needs_freed_graph")),
+            words="freed_graph_needed_again",
+            labels=parts.used(failure, "label.needs_freed_graph"),
             fixes=(parts.fix("recompute_forward", "changed", {}, summary="help.recompute_shared"),),
             notes=(Message("note.retain_graph_costs"),),
         )
@@ -87,8 +86,8 @@ def second_backward(failure: Failure) -> Diagnosis | None:
 def _case(failure: Failure, needed: Clue, freed_by: Clue, bridge: Clue, is_carried: bool = False) -> _Case:
     carrier = None
     if is_carried and needed.site is not None:
-        taken = tuple(one.site for one in parts.clues(failure, "bridge_taken") if one.site is not None)
-        made = tuple(one.site for one in parts.clues(failure, "bridge_made") if one.site is not None)
+        taken = tuple(one.site for one in failure.clues_of("bridge_taken") if one.site is not None)
+        made = tuple(one.site for one in failure.clues_of("bridge_made") if one.site is not None)
         between = Bridge(
             bridge.op or "?", str(bridge.values.get("younger", "")), bridge.name, taken, made, True, _held(failure)
         )
@@ -126,7 +125,7 @@ def _carried(case: _Case) -> Diagnosis:
             collected = detach_held(used, case.updated, held, or_renewed=True)
     cuts: tuple[Fix, ...] = (cut if collected is None else collected,)
     if case.bridge.values.get("is_term"):
-        made = tuple(one.site for one in parts.clues(case.failure, "bridge_made") if one.site is not None)
+        made = tuple(one.site for one in case.failure.clues_of("bridge_made") if one.site is not None)
         cuts = carriers.cut_term(cuts, case.updated, case.carrier, made)
     return _diagnosis(
         case,
@@ -194,10 +193,10 @@ def _held(failure: Failure) -> tuple[Held, ...]:
 def _borrowed(failure: Failure) -> list[Bridge]:
     """The tensors that connect one of the losses to a network that it does not train."""
     found: list[Bridge] = []
-    for one in parts.clues(failure, "borrowed"):
+    for one in failure.clues_of("borrowed"):
         number = one.values["number"]
         made, taken = (
-            tuple(near.site for near in parts.clues(failure, role) if near.site and near.values["number"] == number)
+            tuple(near.site for near in failure.clues_of(role) if near.site and near.values["number"] == number)
             for role in ("borrowed_made", "borrowed_taken")
         )
         found.append(Bridge(one.op or "?", "?", one.name, taken, made))
@@ -266,13 +265,13 @@ def _diagnosis(
     tensor = None
     if isinstance(case.name, str):
         tensor = replace(parts.tensor_of(case.bridge, case.name), op=case.bridge.op)
-    saved = parts.clue(case.failure, "saved")
+    saved = case.failure.clue("saved")
     certain = bool(case.freed_by.values.get("certain"))
     labels = (
         *(parts.label_of(saved, "saved", "label.kept_for_backward", {"op": parts.op_of(saved)}) if saved else ()),
         *_bridge_label(case, bridge, values),
         *parts.label_of(case.freed_by, "freed", "label.freed_here" if certain else "label.freed_here_probably", values),
-        *parts.label_of(parts.clue(case.failure, "updated"), "note", "label.updated_between", {}),
+        *parts.label_of(case.failure.clue("updated"), "note", "label.updated_between", {}),
         *parts.label_of(case.needed, "used", "label.walks_into_freed", values),
     )
     return parts.diagnosis(

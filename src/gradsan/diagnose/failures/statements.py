@@ -48,7 +48,7 @@ def named_tensor(target: Clue | None) -> NamedTensor | None:
 
 def created(failure: Failure, target: Clue | None) -> tuple[Label, ...]:
     """The label where the tensor was made: at the recorded operation, else at the assignment in the source."""
-    made = parts.clue(failure, "made")
+    made = failure.clue("made")
     name = name_of(target)
     frame = failure.site.user_frame
     found = None if frame is None or target is None or target.name is None else source.definition_of(frame, target.name)
@@ -75,7 +75,7 @@ def new_tensor(failure: Failure, values: Mapping[str, Any], *, of_view: bool = F
 
     ``of_view`` says that the written tensor is a view: its base then keeps its values.
     """
-    target = parts.clue(failure, "target")
+    target = failure.clue("target")
     if target is None or not target.name:
         return ()
     op = target.op or ""
@@ -96,7 +96,7 @@ def new_tensor(failure: Failure, values: Mapping[str, Any], *, of_view: bool = F
 
 def without_out(failure: Failure, values: Mapping[str, Any]) -> Fix:
     """Bind the result instead of ``out=``; without a line where others would see the old value."""
-    target = parts.clue(failure, "target")
+    target = failure.clue("target")
     op = "" if target is None else target.op or ""
     lines, is_hidden = _lines_and_notes(failure, partial(source.out_of_place, op=op))
     return parts.fix("out_of_place", "preserved", values, lines=() if is_hidden else lines, summary="help.without_out")
@@ -128,13 +128,13 @@ def stopped(
     notes: tuple[Message, ...] = (),
     values: Mapping[str, Any] | None = None,
     severity: Severity = "error",
-    title: str | None = None,
+    words: str | None = None,
 ) -> Diagnosis:
     """The diagnosis of a rejected statement: where its tensor was made, the labels ``between``, the statement.
 
     The words are those of ``slug``: ``title``, ``explanation``, and ``label`` at the statement, with {name} and {op}.
     """
-    target = parts.clue(failure, "target")
+    target = failure.clue("target")
     op = op_shown(target) if target is not None else failure.values.get("op", "?")
     filled = {"name": name_of(target), "op": op, **(values or {})}
     here = Message(label or f"label.{slug}", {**failure.values, **filled})
@@ -144,7 +144,7 @@ def stopped(
         slug,
         values=filled,
         severity=severity,
-        title=title,
+        words=words,
         explanation=explanation,
         labels=(*created(failure, target), *between, *label_texts.at(role, failure.site, here, op=op)),
         tensor=named_tensor(target),
@@ -157,7 +157,7 @@ def copy_where_made(
     failure: Failure, values: Mapping[str, Any], kind: str = "clone_before_mutation"
 ) -> tuple[Fix, ...]:
     """Bind the name to a copy from the start: ``x = y.expand(3, 4).clone()``; without a line if that is unknown."""
-    target, frame = parts.clue(failure, "target"), failure.site.user_frame
+    target, frame = failure.clue("target"), failure.site.user_frame
     lines = copied_where_made(frame, target.name) if target is not None and target.name and frame is not None else ()
     return (parts.fix(kind, "preserved", values, lines=lines),)
 
@@ -226,7 +226,7 @@ def _under_no_grad(failure: Failure) -> Lines:
 
 def _out_argument(failure: Failure, values: Mapping[str, Any]) -> tuple[Fix, ...]:
     """A parameter is updated, which autograd must not record; anything else is a result that the loss may need."""
-    target = parts.clue(failure, "target")
+    target = failure.clue("target")
     facts = {} if target is None else target.values
     new = without_out(failure, values)
     is_update = bool(facts.get("is_leaf") and facts.get("requires_grad"))

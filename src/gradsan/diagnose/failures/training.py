@@ -18,7 +18,7 @@ _VARIANTS = re.compile("_(end|chosen|one)$")
 
 def without_optimizer(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure: a note where it may be intended (a separate module, a model's end); else warn."""
-    parameters, holder = parts.clues(failure, "parameter"), parts.clue(failure, "holder")
+    parameters, holder = failure.clues_of("parameter"), failure.clue("holder")
     if not parameters or not parameters[0].name:
         return None
     facts = parameters[0].values
@@ -38,7 +38,7 @@ def without_optimizer(failure: Failure) -> Diagnosis | None:
         explanation=f"explanation.without_optimizer_{evidence.removesuffix('_end')}",
         labels=(
             *parts.label_of(holder, "created", "label.optimizer_made", values),
-            *label_texts.at("used", failure.site, Message("label.fills_untrained", values)),
+            *parts.used(failure, "label.fills_untrained", values),
         ),
         tensor=parts.tensor_of(parameters[0]),
         fixes=(parts.fix("give_parameters", "changed", values, summary=f"help.give_{_way(kind)}"),),
@@ -52,7 +52,7 @@ def _way(evidence: str) -> str:
 
 def thrown_away(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure: a warning where parameters were left without a gradient; else it only cost time."""
-    gradient, cleared, stepped = (parts.clue(failure, role) for role in ("gradient", "cleared", "stepped"))
+    gradient, cleared, stepped = (failure.clue(role) for role in ("gradient", "cleared", "stepped"))
     if gradient is None or cleared is None or stepped is None:
         return None
     values = {
@@ -69,7 +69,7 @@ def thrown_away(failure: Failure) -> Diagnosis | None:
         severity="note" if gradient.values["is_refilled"] else "warning",
         explanation=f"explanation.gradient_{'part_' if gradient.values['is_part'] else ''}thrown_away",
         labels=(
-            *label_texts.at("used", failure.site, Message("label.fills_in_vain", values)),
+            *parts.used(failure, "label.fills_in_vain", values),
             *parts.label_of(cleared, "written", "label.cleared_unused", values),
             *parts.label_of(stepped, "note", "label.steps_without", values),
         ),
@@ -83,7 +83,7 @@ _CLIPS = {"run_out": "clip_list", "others": "clip_own"}
 
 def clip_without_effect(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure as a warning."""
-    clip, stepped = parts.clue(failure, "clip"), parts.clue(failure, "stepped")
+    clip, stepped = failure.clue("clip"), failure.clue("stepped")
     if clip is None or stepped is None:
         return None
     kind = str(clip.values["kind"])
@@ -94,11 +94,10 @@ def clip_without_effect(failure: Failure) -> Diagnosis | None:
         "clip_without_effect",
         values=values,
         severity="warning",
-        title=f"title.clip_{kind}",
-        explanation=f"explanation.clip_{kind}",
+        words=f"clip_{kind}",
         labels=(
             *parts.label_of(clip, "created", f"label.clips_{kind}", values),
-            *label_texts.at("used", failure.site, Message("label.fills_unclipped", values)),
+            *parts.used(failure, "label.fills_unclipped", values),
             *parts.label_of(stepped, "note", "label.steps_unclipped", values),
         ),
         fixes=(parts.fix(_CLIPS.get(kind, "clip_between"), "changed", values),),
@@ -107,8 +106,8 @@ def clip_without_effect(failure: Failure) -> Diagnosis | None:
 
 def schedule_without_effect(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure as a warning."""
-    scheduler, other = parts.clue(failure, "scheduler"), parts.clue(failure, "other")
-    held = parts.clue(failure, "optimizer")
+    scheduler, other = failure.clue("scheduler"), failure.clue("other")
+    held = failure.clue("optimizer")
     if scheduler is None or other is None:
         return None
     values = {
@@ -126,7 +125,7 @@ def schedule_without_effect(failure: Failure) -> Diagnosis | None:
             *parts.label_of(held, "note", "label.scheduled_optimizer", values),
             *parts.label_of(scheduler, "created", "label.scheduler_made", values),
             *parts.label_of(other, "note", "label.other_optimizer", values),
-            *label_texts.at("used", failure.site, Message("label.steps_unscheduled", values)),
+            *parts.used(failure, "label.steps_unscheduled", values),
         ),
         fixes=(parts.fix("schedule_anew", "changed", values),),
     )

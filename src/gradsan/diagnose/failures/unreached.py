@@ -20,7 +20,7 @@ _ATTRIBUTES_SHOWN = 4
 
 def leaf_lost(failure: Failure) -> Diagnosis:
     """GS420, a warning, for an optimizer that holds a leaf which the model no longer uses."""
-    parameter, holder, replaced = (parts.clue(failure, role) for role in ("parameter", "holder", "replaced"))
+    parameter, holder, replaced = (failure.clue(role) for role in ("parameter", "holder", "replaced"))
     values = {"name": _name(parameter), "holder": _name(holder)}
     was_computed = replaced is not None and replaced.site is not None
     return parts.diagnosis(
@@ -32,7 +32,7 @@ def leaf_lost(failure: Failure) -> Diagnosis:
         explanation="explanation.leaf_lost_step" if was_computed else "explanation.leaf_lost_moved",
         labels=(
             *_where_lost(failure, replaced, values),
-            *label_texts.at("used", failure.site, Message(_used(parameter), values)),
+            *parts.used(failure, _used(parameter), values),
         ),
         tensor=_tensor(parameter),
         fixes=(parts.fix("update_in_place", "changed", values),)
@@ -44,7 +44,7 @@ def leaf_lost(failure: Failure) -> Diagnosis:
 
 def parameter_not_reached(failure: Failure) -> Diagnosis:
     """GS421: a warning where the optimizer gets no gradient at all, or a forward reads the parameter past its graph."""
-    parameter, holder = parts.clue(failure, "parameter"), parts.clue(failure, "holder")
+    parameter, holder = failure.clue("parameter"), failure.clue("holder")
     counts = {} if parameter is None else parameter.values
     is_all = bool(counts) and counts["missing"] == counts["total"]
     values = {
@@ -53,7 +53,7 @@ def parameter_not_reached(failure: Failure) -> Diagnosis:
         "missing": counts.get("missing", "?"),
         "total": counts.get("total", "?"),
     }
-    read = parts.clue(failure, "read")
+    read = failure.clue("read")
     if read is not None:
         return _read_past_graph(failure, read, {**values, "read": read.name}, _tensor(parameter))
     return parts.diagnosis(
@@ -63,18 +63,18 @@ def parameter_not_reached(failure: Failure) -> Diagnosis:
         values=values,
         severity="warning" if is_all else "note",
         labels=(
-            *_where_left_out(parts.clues(failure, "parameter")),
-            *label_texts.at("used", failure.site, Message("label.not_reached_step", values)),
+            *_where_left_out(failure.clues_of("parameter")),
+            *parts.used(failure, "label.not_reached_step", values),
         ),
         tensor=_tensor(parameter),
         fixes=(*_with_graph(failure), parts.fix("use_it", "changed", values)),
-        notes=_others(parts.clues(failure, "parameter"), 0 if parameter is None else parameter.count("missing")),
+        notes=_others(failure.clues_of("parameter"), 0 if parameter is None else parameter.count("missing")),
     )
 
 
 def _with_graph(failure: Failure) -> tuple[Fix, ...]:
     """The one operation that detaches the loss from everything that its optimizer trains, undone."""
-    backward = parts.clue(failure, "backward")
+    backward = failure.clue("backward")
     used = backward.site.user_frames if backward is not None and backward.site is not None else ()
     step = failure.site.user_frames
     live = [source.Live(one.requires_grad, one.callees) for one in parts.live(failure)[-len(used) :]]
@@ -194,7 +194,7 @@ def _read_past_graph(failure: Failure, read: Clue, values: dict[str, object], te
         explanation="explanation.parameter_read_past_graph",
         labels=(
             *parts.label_of(read, "created", "label.read_past_graph", values),
-            *label_texts.at("used", failure.site, Message("label.not_reached_step", values)),
+            *parts.used(failure, "label.not_reached_step", values),
         ),
         tensor=tensor,
         fixes=(parts.fix("read_with_graph", "changed", values, lines=lines),),
@@ -203,7 +203,7 @@ def _read_past_graph(failure: Failure, read: Clue, values: dict[str, object], te
 
 def parameter_behind_flat(failure: Failure) -> Diagnosis:
     """GS421, a warning, for a parameter behind an operation whose gradient is zero everywhere."""
-    parameter, flat = parts.clue(failure, "parameter"), parts.clue(failure, "flat")
+    parameter, flat = failure.clue("parameter"), failure.clue("flat")
     count = 0 if parameter is None else parameter.count("parameters")
     values = {"name": _name(parameter), "op": parts.op_of(flat), "parameters": count}
     return parts.diagnosis(
@@ -215,7 +215,7 @@ def parameter_behind_flat(failure: Failure) -> Diagnosis:
         explanation="explanation.parameter_behind_flat",
         labels=(
             *parts.label_of(flat, "created", "label.gradient_ends", values),
-            *label_texts.at("used", failure.site, Message("label.gradient_is_zero", values)),
+            *parts.used(failure, "label.gradient_is_zero", values),
         ),
         tensor=_tensor(parameter),
         fixes=(parts.fix("straight_through", "changed", values),),
@@ -224,7 +224,7 @@ def parameter_behind_flat(failure: Failure) -> Diagnosis:
 
 def graph_grows(failure: Failure) -> Diagnosis:
     """GS422, a warning, for a graph that every round makes longer."""
-    grown = parts.clue(failure, "grown")
+    grown = failure.clue("grown")
     facts = {} if grown is None else grown.values
     values = {
         "name": _name(grown),
@@ -272,7 +272,7 @@ def _round_label(failure: Failure, is_unused: bool) -> tuple[Label, ...]:
     """The label where each round calls backward, or makes an unused graph."""
     if is_unused:
         return label_texts.at("note", failure.site, Message("label.made_unused"))
-    return label_texts.at("used", failure.site, Message("label.loss_at"))
+    return parts.used(failure, "label.loss_at")
 
 
 def _cut_growth(
@@ -294,7 +294,7 @@ def _cut_growth(
 
 def grad_of_non_leaf(failure: Failure) -> Diagnosis:
     """GS409: a warning where an update made the tensor that was a leaf, else a note."""
-    made = parts.clue(failure, "made")
+    made = failure.clue("made")
     values = {"name": _name(made), "op": parts.op_of(made)}
     is_update = made is not None and bool(made.values.get("is_update"))
     return parts.diagnosis(
@@ -305,7 +305,7 @@ def grad_of_non_leaf(failure: Failure) -> Diagnosis:
         severity="warning" if is_update else "note",
         labels=(
             *parts.label_of(made, "created", "label.lost_by_update" if is_update else "label.made_by", values),
-            *label_texts.at("used", failure.site, Message("label.read_grad", values)),
+            *parts.used(failure, "label.read_grad", values),
         ),
         tensor=_tensor(made),
         fixes=(_updated(made, values),) if is_update else (parts.fix("retain_grad", "preserved", values),),

@@ -33,7 +33,7 @@ from gradsan.model import Clue, Diagnosis, Failure, Fix, Message, NamedTensor
 
 def function_view_written(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure."""
-    modules = parts.clues(failure, "hooked_module")
+    modules = failure.clues_of("hooked_module")
     is_hook = failure.values.get("op", "").startswith("BackwardHookFunction")
     notes = [
         Message(
@@ -67,7 +67,7 @@ def view_base_written(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure."""
     writes = tuple(
         label
-        for clue in parts.clues(failure, "base_written")
+        for clue in failure.clues_of("base_written")
         for label in parts.label_of(clue, "written", "label.base_written", {"op": label_texts.as_written(clue.op)})
     )
     is_recorded = failure.row == "multi_view_base_written"
@@ -108,15 +108,14 @@ def mark_dirty_misused(failure: Failure) -> Diagnosis | None:
 
 def dirty_not_input(failure: Failure) -> Diagnosis:
     """Diagnose a tensor marked dirty that was no input: PyTorch only warns of it."""
-    function = parts.clue(failure, "definition")
+    function = failure.clue("definition")
     values = {"function": function.name if function is not None else Message("label.a_function")}
     return statements.stopped(
         failure,
         "GS307",
         "mark_dirty_misused",
         role="used",
-        title=f"title.{failure.row}",
-        explanation=f"explanation.{failure.row}",
+        words=failure.row,
         values=values,
         between=parts.label_of(function, "note", "label.forward_defined", values),
         fixes=lambda _: (parts.fix("drop_mark_dirty", "preserved", values),),
@@ -126,7 +125,7 @@ def dirty_not_input(failure: Failure) -> Diagnosis:
 
 def view_not_fresh(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure; with the class whose ``__torch_dispatch__`` ran, where a variable knows it."""
-    dispatcher = parts.clue(failure, "dispatcher")
+    dispatcher = failure.clue("dispatcher")
     values = {} if dispatcher is None else {"class": dispatcher.name}
     return statements.stopped(
         failure,
@@ -143,7 +142,7 @@ def saved_tensor_detached(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure."""
     detached = tuple(
         label
-        for clue in parts.clues(failure, "detached")
+        for clue in failure.clues_of("detached")
         for label in parts.label_of(clue, "written", "label.detached_in_place", {})
     )
     return statements.stopped(
@@ -158,7 +157,7 @@ def saved_tensor_detached(failure: Failure) -> Diagnosis | None:
 
 def negative_slope_in_place(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure."""
-    forward = parts.clue(failure, "forward")
+    forward = failure.clue("forward")
     return statements.stopped(
         failure,
         "GS315",
@@ -175,9 +174,9 @@ _FILLING = frozenset({"fill_", "zero_", "copy_", "normal_", "uniform_", "random_
 
 def leaf_written(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure."""
-    target = parts.clue(failure, "target")
+    target = failure.clue("target")
     name = statements.name_of(target)
-    again = parts.clue(failure, "checkpointed")
+    again = failure.clue("checkpointed")
     purpose = _purpose(failure) if again is None else "checkpoint"
     values: dict[str, Any] = {"name": name, "op": statements.op_shown(target)}
     if again is not None:
@@ -200,7 +199,7 @@ def leaf_written(failure: Failure) -> Diagnosis | None:
             *label_texts.at(
                 "written", failure.site, Message("label.leaf_written", values), op=statements.op_shown(target)
             ),
-            *parts.label_of(parts.clue(failure, "rerun"), "used", "label.checkpoint_differs", values),
+            *parts.label_of(failure.clue("rerun"), "used", "label.checkpoint_differs", values),
         ),
         tensor=statements.named_tensor(target),
         fixes=_fixes(failure, purpose, values),
@@ -210,13 +209,13 @@ def leaf_written(failure: Failure) -> Diagnosis | None:
 
 def _is_view_of_leaf(failure: Failure) -> bool:
     """Whether the written tensor is not a leaf itself but a view of one, made by an operation before this statement."""
-    target = parts.clue(failure, "target")
+    target = failure.clue("target")
     return failure.row == "leaf_view_inplace" and target is not None and target.values.get("is_leaf") is False
 
 
 def _is_older_view(failure: Failure) -> bool:
     """Whether PyTorch takes a view for a leaf: its base got a graph by a write through another view, made beside it."""
-    target = parts.clue(failure, "target")
+    target = failure.clue("target")
     return failure.row == "leaf_inplace" and target is not None and target.values.get("is_leaf") is False
 
 
@@ -233,7 +232,7 @@ def _notes(purpose: str, values: Mapping[str, Any]) -> tuple[Message, ...]:
 
 def _purpose(failure: Failure) -> str:
     """``update``, ``initialisation`` or ``computation``: the purpose of the write by the source and the tensor."""
-    frame, target = failure.site.user_frame, parts.clue(failure, "target")
+    frame, target = failure.site.user_frame, failure.clue("target")
     facts = {} if target is None else target.values
     # An update by gradients with a graph of their own is part of the training: the inner step of MAML.
     if facts.get("value_learns"):
@@ -253,13 +252,13 @@ def _purpose(failure: Failure) -> str:
 
 
 def _op(failure: Failure) -> str:
-    target = parts.clue(failure, "target")
+    target = failure.clue("target")
     return "" if target is None else target.op or ""
 
 
 def _is_by_second_name(failure: Failure) -> bool:
     """Whether ``w``, bound to ``self.weight``, is written and read afterwards: the new value is meant for that name."""
-    target, frame = parts.clue(failure, "target"), failure.site.user_frame
+    target, frame = failure.clue("target"), failure.site.user_frame
     name = None if target is None else target.name
     if frame is None or name is None or not name.isidentifier() or _op(failure) in _FILLING | _PROJECTING:
         return False
@@ -292,10 +291,10 @@ def _fixes(failure: Failure, purpose: str, values: Mapping[str, Any]) -> tuple[F
     if purpose == "update":
         return (outside, parts.fix("optimizer_step", "preserved", values))
     if purpose == "initialisation":
-        target = parts.clue(failure, "target")
+        target = failure.clue("target")
         return (outside,) if target is not None and target.values.get("is_parameter") else (outside, *new)
     # The value computed from the leaf is meant to be differentiated: without autograd it would not be.
-    target = parts.clue(failure, "target")
+    target = failure.clue("target")
     # A second name is meant for a computation, which in the parameter itself would be repeated in every forward.
     learns = (target is not None and bool(target.values.get("value_learns"))) or _is_by_second_name(failure)
     if purpose == "checkpoint" or learns or _is_view_of_leaf(failure):
@@ -310,7 +309,7 @@ def _is_for_caller(failure: Failure) -> bool:
 
 def expanded_written(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure."""
-    late = parts.clue(failure, "overlapping_write")
+    late = failure.clue("overlapping_write")
     if late is not None:
         return _found_late(failure)
     return statements.stopped(
@@ -326,7 +325,7 @@ def expanded_written(failure: Failure) -> Diagnosis | None:
 
 def _found_late(failure: Failure) -> Diagnosis:
     """Diagnose shared memory found by backward: a write with a mask or an index succeeds, and its backward fails."""
-    clues = tuple(clue for clue in parts.clues(failure, "overlapping_write") if clue.site is not None)
+    clues = tuple(clue for clue in failure.clues_of("overlapping_write") if clue.site is not None)
     frame = None if clues[-1].site is None else clues[-1].site.user_frame
     written = None if frame is None else source.writing_at(frame)
     name = written.target if written is not None else Message("label.unnamed")
@@ -352,7 +351,7 @@ def _found_late(failure: Failure) -> Diagnosis:
         "expanded_written",
         values=values,
         explanation="explanation.expanded_written_late",
-        labels=(*created, *labels.values(), *label_texts.at("used", failure.site, Message("label.overlap_found"))),
+        labels=(*created, *labels.values(), *parts.used(failure, "label.overlap_found")),
         tensor=NamedTensor(
             passing or (name if isinstance(name, str) else None),
             clues[-1].shape,
