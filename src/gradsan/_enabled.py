@@ -130,10 +130,7 @@ class Enabled:
             return Options(), Publisher(Options(), self._directory)
 
     def _publish_at_exit(self) -> None:
-        try:
-            self._job = open_job(self._options, self._directory)
-        except OSError as failure:
-            self._watcher.unseen.append(Message("processes.no_folder", {"reason": failure.strerror or str(failure)}))
+        self._job = open_job(self._options, self._directory, self._watcher.unseen)
         folder = None if self._job is None else self._job.folder
         self._member = Member(
             self._watcher,

@@ -13,9 +13,8 @@ from typing import Any, NoReturn
 
 import gradsan_start
 from gradsan._imports import call_after_torch_import, torch_is_installed
-from gradsan._terms import chosen
 from gradsan.cli import _parser
-from gradsan.launch.outcome import Publisher, Suppressions
+from gradsan.launch.outcome import Publisher, Suppressions, watch_session
 from gradsan.launch.processes import Job, open_job
 from gradsan.launch.program import Target, gradsan_path, perform, prepare, take_stage
 from gradsan.launch.starts import Starts
@@ -113,7 +112,7 @@ def execute(target: Target, options: Options, directory: Path | None, open_sessi
     argv = tuple(sys.argv)
     # Another gradsan may have started this process: the user's options here override it.
     gradsan_start.leave()
-    job = _open_job(watcher, options, directory)
+    job = None if options.autopsy else open_job(options, directory, watcher.unseen)
 
     def leaves(status: int) -> int:
         ended = Program(argv, "failed" if status else "finished", ("os._exit", str(status)) if status else None)
@@ -166,16 +165,6 @@ def _begin(watcher: Watcher, member: Member, starts: Starts | None) -> None:
     member.undo.append(call_in_multiprocessing(watcher.examine))
 
 
-def _open_job(watcher: Watcher, options: Options, directory: Path | None) -> Job | None:
-    if options.autopsy:
-        return None
-    try:
-        return open_job(options, directory)
-    except OSError as failure:
-        watcher.unseen.append(Message("processes.no_folder", {"reason": failure.strerror or str(failure)}))
-        return None
-
-
 def _close(job: Job | None) -> None:
     if job is not None:
         job.close()
@@ -192,8 +181,4 @@ def _open_session(options: Options, directory: Path | None) -> Session:
         from gradsan._autopsy import AutopsySession
 
         return AutopsySession()
-    from gradsan._session import Session as WatchSession
-
-    mode, terms = chosen(options, Suppressions(options, directory).wants)
-    session: Session = WatchSession(mode, terms=terms)
-    return session
+    return watch_session(options, Suppressions(options, directory))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from gradsan import source
-from gradsan.diagnose.levels import lifted, shared_level
+from gradsan.diagnose.names import lifted, shared_level
 from gradsan.model import Bridge, Fix, Frame, Held, Message, Site
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gradsan import source
-from gradsan.diagnose.levels import shared_level
+from gradsan.diagnose.names import shared_level
 from gradsan.model import Bridge, Fix, Frame, Held, Lines, Message, Site
 
 

@@ -1,4 +1,4 @@
-"""Names of a conflict's tensor and of the inputs of the operation that saved it, as in the user's source."""
+"""Names of a conflict's tensor and of the inputs of the operation that saved it, in functions of the user's source."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from gradsan import source
-from gradsan.diagnose.levels import lifted, shared_level
 from gradsan.diagnose.needs import Need
 from gradsan.model import Conflict, Frame, Message, Site, Write
 
@@ -209,3 +208,40 @@ def _role(name: str, op: str, need: Need) -> Message | str:
     if name == "self":
         role = "input" if len(need.inputs) == 1 else "bias" if need.op == "addmm" else "first"
     return name if role is None else Message(f"label.input.{role}", {"op": op})
+
+
+def shared_level(first: Sequence[Frame], second: Sequence[Frame]) -> int:
+    """The index of the innermost function on both stacks, -1 where they share none (other threads)."""
+    level = -1
+    for a, b in zip(first, second, strict=False):
+        if (a.file, a.function) != (b.file, b.function):
+            break
+        level += 1
+        if a.line != b.line:
+            break
+    return level
+
+
+def lifted(name: str, frames: Sequence[Frame], level: int, site: Site | None = None) -> str | None:
+    """The expression in the function at ``level`` for ``name`` of the innermost of ``frames``; None if not known.
+
+    ``site`` is the whole stack of the user frames: the frames in between show the arguments of a hook.
+    """
+    found = name
+    for depth in range(len(frames) - 1, level, -1):
+        inner, outer = frames[depth], frames[depth - 1]
+        between = _between(site, outer, inner)
+        given = source.callers_expression(found, inner, outer, between)
+        if given is None and (alias := source.alias_of(inner, found)) is not None:
+            given = source.callers_expression(alias, inner, outer, between)
+        if given is None:
+            return None
+        found = given
+    return found
+
+
+def _between(site: Site | None, outer: Frame, inner: Frame) -> tuple[Frame, ...]:
+    if site is None:
+        return ()
+    first, last = (next(at for at, frame in enumerate(site.frames) if frame is one) for one in (outer, inner))
+    return site.frames[first + 1 : last]

@@ -10,9 +10,8 @@ from functools import partial
 from typing import Any, Literal
 
 from gradsan._notes import annotate
-from gradsan._session import Session
-from gradsan._terms import Mode, chosen
-from gradsan.launch.outcome import Stopwatch, Suppressions
+from gradsan._terms import Mode
+from gradsan.launch.outcome import Stopwatch, Suppressions, watch_session
 from gradsan.launch.ranks import Board, Rank, heading, own_files, undisturbed
 from gradsan.launch.reporting import Presentation, ReportFile, present
 from gradsan.launch.sentences import complain, own_failure
@@ -59,7 +58,7 @@ class Training:
             self._suppressions = Suppressions(self._options, self._directory)
         except OptionsError as problem:
             raise _as_value_error(problem, options.lang) from None
-        self._watcher = Watcher(self._open_session)
+        self._watcher = Watcher(lambda: watch_session(self._options, self._suppressions))
         self._is_inner = False
         self._program = Program(tuple(sys.argv))
         self._stopwatch = Stopwatch()
@@ -111,10 +110,6 @@ class Training:
         for sentence in (*self._watcher.problems, *present(report, presentation), *(() if is_silent else said)):
             complain(sentence, self._language)
         return report
-
-    def _open_session(self) -> Session:
-        mode, terms = chosen(self._options, self._suppressions.wants)
-        return Session(mode, terms=terms)
 
     def _attempt(self, work: Callable[[], object]) -> None:
         try:

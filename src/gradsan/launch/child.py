@@ -9,13 +9,12 @@ from functools import partial
 from pathlib import Path
 
 from gradsan._imports import call_after_torch_import
-from gradsan._terms import chosen
-from gradsan.launch.outcome import Suppressions
+from gradsan.launch.outcome import Suppressions, watch_session
 from gradsan.launch.processes import read_options
 from gradsan.launch.starts import Starts
 from gradsan.launch.uncaught import call_before_shown
 from gradsan.launch.watched_process import Member
-from gradsan.launch.watcher import Session, Watcher
+from gradsan.launch.watcher import Watcher
 from gradsan.model import Program
 from gradsan.options import Options, working_directory
 from gradsan.text import choose_language
@@ -33,7 +32,7 @@ def begin_child(folder: str) -> None:
         log(folder, "failed")
         return
     directory = working_directory()
-    watcher = Watcher(partial(open_session, options, directory))
+    watcher = Watcher(lambda: watch_session(options, Suppressions(options, directory)))
     language = choose_language(options.lang, os.environ)
 
     def leaves(status: int) -> int:
@@ -43,15 +42,6 @@ def begin_child(folder: str) -> None:
     member = Member(watcher, Path(folder), language=language, leaves=leaves, is_child=True)
     watcher.on_finding = member.found
     call_after_torch_import(partial(_start, watcher, member, options, folder))
-
-
-def open_session(options: Options, directory: Path | None) -> Session:
-    """Return a session, not started yet, with the mode and the terms that ``options`` request."""
-    from gradsan._session import Session as WatchSession
-
-    mode, terms = chosen(options, Suppressions(options, directory).wants)
-    session: Session = WatchSession(mode, terms=terms)
-    return session
 
 
 def _start(watcher: Watcher, member: Member, options: Options, folder: str) -> None:

@@ -14,12 +14,13 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
+from gradsan._terms import chosen
 from gradsan.launch.processes import Job
 from gradsan.launch.program import Target
 from gradsan.launch.ranks import Board, heading, own_files, rank_of, undisturbed
 from gradsan.launch.reporting import Presentation, ReportFile, nothing_found, own_surroundings, present
 from gradsan.launch.sentences import complain
-from gradsan.launch.watcher import Watcher
+from gradsan.launch.watcher import Session, Watcher
 from gradsan.model import Diagnosis, Message, Program, Report
 from gradsan.options import REPORT_FILES, Options, OptionsError
 from gradsan.suppress import Rule, RuleError, parse_rule, read_baseline, read_rules, suppress, write_baseline
@@ -231,6 +232,15 @@ class Suppressions:
         if done.gone:
             said.append(Message("suppress.gone", {"count": done.gone}))
         return replace(report, diagnoses=done.kept), said
+
+
+def watch_session(options: Options, suppressions: Suppressions) -> Session:
+    """Return a session, not started yet, with the mode and the terms that ``options`` request."""
+    from gradsan._session import Session as WatchSession
+
+    mode, terms = chosen(options, suppressions.wants)
+    session: Session = WatchSession(mode, terms=terms)
+    return session
 
 
 def _path(name: str, directory: Path | None) -> Path:

@@ -86,14 +86,20 @@ class Job:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def open_job(options: Options, directory: Path | None) -> Job:
+def open_job(options: Options, directory: Path | None, unseen: list[Message]) -> Job | None:
     """Make the folder of a run watched with ``options``, and announce it to children that start from now on.
 
-    Relative paths in ``options`` are relative to ``directory``.
-
-    Raises:
-        OSError: if it cannot be made.
+    Relative paths in ``options`` are relative to ``directory``. None, with the reason added to ``unseen``, if the
+    folder cannot be made.
     """
+    try:
+        return _opened(options, directory)
+    except OSError as failure:
+        unseen.append(Message("processes.no_folder", {"reason": failure.strerror or str(failure)}))
+        return None
+
+
+def _opened(options: Options, directory: Path | None) -> Job:
     place = reports_folder()
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     if hasattr(os, "getuid") and place.stat().st_uid != os.getuid():

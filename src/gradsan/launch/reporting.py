@@ -90,7 +90,6 @@ def wants_color(option: str, stream: object, environ: Mapping[str, str]) -> bool
 
     ``NO_COLOR`` and ``FORCE_COLOR`` count if not empty, as defined by https://no-color.org and
     https://force-color.org.
-    https://force-color.org define them.
     """
     if option != "auto":
         return option == "always"

@@ -17,6 +17,11 @@ def working_directory(cwd: Path | None) -> Path | None:
     return options.working_directory() if cwd is None else cwd
 
 
+def encodable(words: str) -> str:
+    """Return ``words`` without lone surrogates (from undecodable file names), which UTF-8 cannot carry."""
+    return words.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def shown_path(file: str, cwd: Path | None) -> str:
     """Return ``file`` relative to ``cwd`` if it lies below it, with forward slashes; unchanged otherwise.
 

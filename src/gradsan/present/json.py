@@ -15,7 +15,7 @@ from typing import Any
 from gradsan import text
 from gradsan.model import Deviation, Fix, Frame, Label, Lines, Message, Program, Report
 from gradsan.present._fixes import diff_of
-from gradsan.present._places import shown_path, shown_stack, working_directory
+from gradsan.present._places import encodable, shown_path, shown_stack, working_directory
 from gradsan.source.tree import source_line
 
 SCHEMA = "gradsan.report/1"
@@ -49,9 +49,9 @@ class _Writer:
         """Return any value of a report."""
         match value:
             case str():
-                return _text(value)
+                return encodable(value)
             case Message():
-                return _text(text.say(value, self._language))
+                return encodable(text.say(value, self._language))
             case float():
                 return value if math.isfinite(value) else None
             case tuple():
@@ -65,7 +65,7 @@ class _Writer:
             case Fix():
                 return self.fields_of(value) | {
                     "lines": self._lines(value.lines),
-                    "diff": _text(diff_of(value, self._cwd)),
+                    "diff": encodable(diff_of(value, self._cwd)),
                 }
         return self.fields_of(value) if is_dataclass(value) else value
 
@@ -85,13 +85,13 @@ class _Writer:
         if program.exception is None:
             return None
         kind, message = program.exception
-        return {"type": kind, "message": _text(message)}
+        return {"type": kind, "message": encodable(message)}
 
     def _deviation(self, deviation: Deviation) -> dict[str, Any]:
         return {
             "relative_error": self.value(deviation.largest),
             "gradients": [
-                {"name": _text(name), "relative_error": self.value(error)} for name, error in deviation.errors
+                {"name": encodable(name), "relative_error": self.value(error)} for name, error in deviation.errors
             ],
         }
 
@@ -106,8 +106,8 @@ class _Writer:
             "end_line": frame.end_line,
             "end_column": frame.end_column,
             "function": frame.function,
-            "source": None if source is None else _text(source.strip()),
-            "lines": [{"line": line, "text": _text(words)} for line, words in _lines_around(frame)],
+            "source": None if source is None else encodable(source.strip()),
+            "lines": [{"line": line, "text": encodable(words)} for line, words in _lines_around(frame)],
             "message": self.value(label.message),
             "op": label.op,
             "stack": [self._frame(frame) for frame in shown_stack(label.site)],
@@ -120,15 +120,15 @@ class _Writer:
             "line": frame.line,
             "function": frame.function,
             "column": frame.column,
-            "text": None if source is None else _text(source),
+            "text": None if source is None else encodable(source),
             "user": frame.is_user,
         }
 
     def _lines(self, lines: Lines) -> list[dict[str, Any]]:
-        return [{"file": self._file(file), "line": line, "text": _text(new)} for file, line, new in lines]
+        return [{"file": self._file(file), "line": line, "text": encodable(new)} for file, line, new in lines]
 
     def _file(self, file: str) -> str:
-        return _text(shown_path(file, self._cwd))
+        return encodable(shown_path(file, self._cwd))
 
 
 def _lines_around(frame: Frame) -> list[tuple[int, str]]:
@@ -136,8 +136,3 @@ def _lines_around(frame: Frame) -> list[tuple[int, str]]:
     last = min(max(frame.end_line or frame.line, frame.line), frame.line + _MARKED_LINES_KEPT)
     numbers = range(max(frame.line - _LINES_AROUND, 1), last + _LINES_AROUND + 1)
     return [(number, line) for number in numbers if (line := source_line(frame.file, number)) is not None]
-
-
-def _text(words: str) -> str:
-    """Return ``words`` without lone surrogates (from undecodable file names), which UTF-8 cannot carry."""
-    return words.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from gradsan import text
 from gradsan.model import Diagnosis, Fix, Frame, Label, Message, Report
 from gradsan.present._fixes import Replacement, replacements_of
-from gradsan.present._places import primary_label, shown_path, shown_stack, working_directory
+from gradsan.present._places import encodable, primary_label, shown_path, shown_stack, working_directory
 from gradsan.source.tree import source_line
 
 
@@ -88,10 +88,10 @@ class _Writer:
         program = report.program
         made: dict[str, Any] = {"executionSuccessful": program.outcome == "finished"}
         if program.argv:
-            made["arguments"] = [_clean(word) for word in program.argv]
+            made["arguments"] = [encodable(word) for word in program.argv]
         if program.exception is not None:
             kind, words = program.exception
-            made["exitCodeDescription"] = _clean(f"{kind}: {words}")
+            made["exitCodeDescription"] = encodable(f"{kind}: {words}")
         notes = [{"level": "note", "message": self._message(spot)} for spot in report.seen.blind_spots]
         if notes:
             made["toolExecutionNotifications"] = notes
@@ -168,7 +168,7 @@ class _Writer:
                 "artifactLocation": self._artifact(label.frame.file),
                 "region": _region(label.frame),
             },
-            "logicalLocations": [{"name": _clean(label.frame.function), "kind": "function"}],
+            "logicalLocations": [{"name": encodable(label.frame.function), "kind": "function"}],
         }
 
     def _stack(self, label: Label) -> dict[str, Any] | None:
@@ -180,7 +180,10 @@ class _Writer:
 
     def _frame(self, frame: Frame) -> dict[str, Any]:
         place = {"artifactLocation": self._artifact(frame.file), "region": {"startLine": frame.line}}
-        return {"physicalLocation": place, "logicalLocations": [{"name": _clean(frame.function), "kind": "function"}]}
+        return {
+            "physicalLocation": place,
+            "logicalLocations": [{"name": encodable(frame.function), "kind": "function"}],
+        }
 
     def _fix(self, fix: Fix) -> dict[str, Any] | None:
         replacements = replacements_of(fix, self._cwd)
@@ -206,7 +209,7 @@ class _Writer:
         return {"uri": quote(shown.replace("\\", "/"), errors="surrogateescape"), "uriBaseId": _ROOT}
 
     def _say(self, message: Message) -> str:
-        return _clean(text.say(message, self._language))
+        return encodable(text.say(message, self._language))
 
     def _message(self, message: Message) -> dict[str, Any]:
         return {"text": self._say(message)}
@@ -221,7 +224,7 @@ def _region(frame: Frame) -> dict[str, Any]:
             region |= {"endLine": end_line, "endColumn": max(frame.end_column, 1)}
     source = source_line(frame.file, frame.line)
     if source is not None and end_line == frame.line:
-        region["snippet"] = {"text": _clean(source)}
+        region["snippet"] = {"text": encodable(source)}
     return region
 
 
@@ -229,14 +232,9 @@ def _replacement(one: Replacement) -> dict[str, Any]:
     new = "\n".join(one.new)
     if one.count and one.new:
         region = {"startLine": one.line, "endLine": one.line + one.count - 1}
-        return {"deletedRegion": region, "insertedContent": {"text": _clean(new)}}
+        return {"deletedRegion": region, "insertedContent": {"text": encodable(new)}}
     region = {"startLine": one.line, "startColumn": 1, "endLine": one.line + one.count, "endColumn": 1}
     made: dict[str, Any] = {"deletedRegion": region}
     if one.new:
-        made["insertedContent"] = {"text": _clean(f"{new}\n")}
+        made["insertedContent"] = {"text": encodable(f"{new}\n")}
     return made
-
-
-def _clean(words: str) -> str:
-    """Return ``words`` without lone surrogates, which UTF-8 cannot carry."""
-    return words.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -16,7 +16,7 @@ from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.built_once import BuiltOnce, anew_or_cut
 from gradsan.diagnose.collected import detach_collected, detach_held, detach_other_network, forget_collected
 from gradsan.diagnose.failures import parts
-from gradsan.diagnose.levels import shared_level
+from gradsan.diagnose.names import shared_level
 from gradsan.diagnose.value_fixes import LEFT_CONSTANT
 from gradsan.model import (
     Bridge,
