@@ -85,7 +85,9 @@ def resident_pages():
 
 @needs_native
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_a_million_calls_leave_nothing_behind():
+@pytest.mark.parametrize("rounds", [10_000, pytest.param(100_000, marks=pytest.mark.long)])
+def test_calls_leave_nothing_behind(rounds):
+    """Of ten kinds in each round: a million of them with ``--long``."""
     core = log.make_core(True)
     core.active = True
     leaf, other, key = torch.ones(3, requires_grad=True), torch.zeros(2, 3), (slice(0, 1), 2)
@@ -122,18 +124,18 @@ def test_a_million_calls_leave_nothing_behind():
                     wrong()
 
     watched = (leaf, outputs, other, key, optimizer, core, add, turn.__code__, torch.add, "add_", "inplace", "begin")
-    turn(40_000)
+    turn(rounds)
     rare(500)
     core.writes(), core.clear()
     gc.collect()
-    turn(40_000)
+    turn(rounds)
     pages = resident_pages()
     core.clear()
     counts = [sys.getrefcount(item) for item in watched]
-    turn(90_000)
+    turn(rounds)
     grown = resident_pages() - pages
     # What the log of Nodes holds: at most 40 bytes each, in a ring that doubles.
-    assert grown < 500 + 2 * 40 * 180_000 / resource.getpagesize()
+    assert grown < 500 + 2 * 40 * 2 * rounds / resource.getpagesize()
     rare(500)
     core.writes(), core.clear()
     gc.collect()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from side_by_side import Runner
 import gradsan_start
 
 PROGRAM = """\
-import multiprocessing, sys
 import torch
 
 def silent():
@@ -31,10 +29,6 @@ def broken():
 
 if __name__ == "__main__":
     silent()
-    if "spawn" in sys.argv:
-        child = multiprocessing.get_context("spawn").Process(target=silent)
-        child.start()
-        child.join()
     broken()
 """
 IN_A_TEST = "import main\n\ndef test_it():\n    main.silent()\n    main.broken()\n"
@@ -47,11 +41,11 @@ NotebookClient(notebook, allow_errors=True, timeout=100).execute()
 print("".join(notebook.cells[1].outputs[0].traceback))
 raise SystemExit(1)
 """
-WAYS = {
-    "python, and a process that it spawns": ("main.py", "spawn"),
+STARTERS = {
+    "python": ("main.py",),
     "pytest": ("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"),
-    "torchrun, two ranks": ("-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "main.py"),
-    "a notebook": ("notebook.py",),
+    "torchrun": ("-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "main.py"),
+    "notebook": ("notebook.py",),
 }
 """What follows ``GRADSAN=1 python``, by name; each ends with status 1."""
 
@@ -60,10 +54,10 @@ RIGHT = "import torch\nw = torch.ones(3, requires_grad=True)\n(w * 2).sum().back
 
 def findings(file: Path) -> set[tuple[str, tuple[tuple[str, str, int], ...]]]:
     """Codes, and which lines play which roles."""
-    told = json.loads(file.read_text(encoding="utf-8"))["diagnoses"]
+    diagnoses = json.loads(file.read_text(encoding="utf-8"))["diagnoses"]
     return {
         (one["code"], tuple((label["role"], Path(label["file"]).name, label["line"]) for label in one["labels"]))
-        for one in told
+        for one in diagnoses
     }
 
 
@@ -72,29 +66,30 @@ def environment(folder: Path, asked: str | None, out: str) -> dict[str, str]:
     return options if asked is None else {**options, "GRADSAN": asked}
 
 
+@pytest.mark.parametrize("starter", ["python", "pytest", "torchrun", pytest.param("notebook", marks=pytest.mark.long)])
 def test_whatever_starts_a_program_finds_what_gradsan_run_finds(
-    tmp_path: Path, run_python: Runner, run_warm: Runner
+    starter: str, tmp_path: Path, run_python: Runner, run_warm: Runner
 ) -> None:
+    if starter == "notebook":
+        for name in ("nbclient", "nbformat", "ipykernel"):
+            pytest.importorskip(name)
     for name, text in (("main.py", PROGRAM), ("test_it.py", IN_A_TEST), ("notebook.py", IN_A_NOTEBOOK)):
         (tmp_path / name).write_text(text, encoding="utf-8")
     run_warm("run", "main.py", env=environment(tmp_path, None, "run.json"))
     expected = findings(tmp_path / "run.json")
     assert {code for code, _ in expected} == {"GS101", "GS202"}
-    without = [name for name in ("nbclient", "nbformat", "ipykernel") if find_spec(name) is None]
-    ways = {name: words for name, words in WAYS.items() if not (without and name == "a notebook")}
-    done = {}
-    for number, (name, words) in enumerate(ways.items()):
-        env = {**environment(tmp_path, "1", f"{number}.json"), "HOME": str(tmp_path)}
-        done[name] = run_python(*words, env=env)
-        assert done[name].status == 1, (name, done[name].stderr)
-        assert findings(tmp_path / f"{number}.json") == expected, name
-    traceback, _, report = done["python, and a process that it spawns"].stderr.rpartition("RuntimeError: ")
-    assert "/src/gradsan/" not in traceback
-    assert [part for part in ("error[GS202]", "error[GS101]", "2 errors") if part not in report] == []
-    assert done["torchrun, two ranks"].stderr.count("error[GS101]") == 1, "both ranks' findings are told once"
-    if not without:
-        assert "error[GS101]" in done["a notebook"].stdout
-        assert "main.py:14" in done["a notebook"].stdout
+    done = run_python(*STARTERS[starter], env={**environment(tmp_path, "1", "out.json"), "HOME": str(tmp_path)})
+    assert done.status == 1, done.stderr
+    assert findings(tmp_path / "out.json") == expected
+    if starter == "python":
+        traceback, _, report = done.stderr.rpartition("RuntimeError: ")
+        assert "/src/gradsan/" not in traceback
+        assert [part for part in ("error[GS202]", "error[GS101]", "2 errors") if part not in report] == []
+    elif starter == "torchrun":
+        assert done.stderr.count("error[GS101]") == 1, "both ranks' finding is reported once"
+    elif starter == "notebook":
+        assert "error[GS101]" in done.stdout
+        assert "main.py:12" in done.stdout
 
 
 def test_a_right_program_is_the_same_but_for_a_line(tmp_path: Path, run_python: Runner) -> None:

@@ -82,7 +82,7 @@ def test_a_program_with_another_error(program, run_warm_search):
     assert "ValueError" in done.stderr
 
 
-def test_uncommitted_changes_are_not_overwritten_unasked(program, run_gradsan, run_warm_search):
+def test_uncommitted_changes_are_not_overwritten_unasked(program, run_warm_search):
     import subprocess
 
     for words in (["init", "-q"], ["add", "main.py"], ["commit", "-qm", "a"]):
@@ -91,5 +91,5 @@ def test_uncommitted_changes_are_not_overwritten_unasked(program, run_gradsan, r
     done = run_warm_search("fix", "--apply", "main.py")
     assert done.status == 1
     assert program.read_text() == BROKEN + "\n"
-    assert run_gradsan("fix", "--apply", "--yes", "main.py").status == 0
+    assert run_warm_search("fix", "--apply", "--yes", "main.py").status == 0
     assert "a = a + 1" in program.read_text()

@@ -8,7 +8,7 @@ from torch import nn
 import gradsan
 from cases import each
 
-BATCH, WIDTH, ROUNDS, STEPS = 32, 64, 400, 5_000
+BATCH, WIDTH, ROUNDS, STEPS = 32, 64, 400, 2_500
 
 
 def net():

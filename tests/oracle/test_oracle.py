@@ -1,6 +1,6 @@
 """Random programs: gradsan says what the comparison with a run that never writes says, and heals to its gradients.
 
-200 of them in short, 2,000 with ``--long``; ``benchmarks/fuzz.py`` runs as many more as one likes.
+100 of them in short, 2,000 with ``--long``; ``benchmarks/fuzz.py`` runs as many more as one likes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cases import each
 from gradsan.record.recorder import recorder
 
 _PROGRAMS, _AT_ONCE = 2_000, 100
-_IN_SHORT = 200
+_IN_SHORT = 100
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
