@@ -57,7 +57,7 @@ def show(chromium, opened, tmp_path):
 
 
 def told(page):
-    return page.locator(".told").inner_text()
+    return page.locator(".status").inner_text()
 
 
 def background(page):

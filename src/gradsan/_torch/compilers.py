@@ -296,8 +296,8 @@ def _autocast() -> tuple[tuple[str, Any], ...]:
 
 def graphs_numbered() -> int:
     """Return the number of the next autograd graph made for a compiled one. Missing: 0."""
-    told = re.search(r"\d+", repr(getattr(sys.modules.get(_NUMBERED_BY), "AOT_COUNTER", None)))
-    return int(told[0]) if told else 0
+    found = re.search(r"\d+", repr(getattr(sys.modules.get(_NUMBERED_BY), "AOT_COUNTER", None)))
+    return int(found[0]) if found else 0
 
 
 def is_compiled_node(node: Any) -> bool:
@@ -336,12 +336,12 @@ def _arguments_in_cache(load: Any) -> list[str]:
     """Return the arguments of a backward from an earlier run's cache, parsed from its code: loading it would run it."""
     arguments = getattr(getattr(load, "__self__", None), "args", None)
     body = arguments[0] if isinstance(arguments, tuple) and arguments else None
-    told = (
+    found = (
         re.search(r"def forward\(self, (.*?)\):?$", str(body.get("_code", "")), re.M)
         if isinstance(body, dict)
         else None
     )
-    return [] if told is None else re.findall(r"(?:^|, )([A-Za-z_]\w*)", told[1])
+    return [] if found is None else re.findall(r"(?:^|, )([A-Za-z_]\w*)", found[1])
 
 
 def written_inputs(node: Any) -> int:

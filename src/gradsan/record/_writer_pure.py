@@ -207,15 +207,15 @@ class FunctionListener(FunctionWriter):
         core = self._core
         if _torch.is_traced_by_dynamo():
             return traced_call(self, *args, **kwargs)
-        is_told, noted = core.active, None
-        if is_told and self._before is not None:
+        is_begun, noted = core.active, None
+        if is_begun and self._before is not None:
             try:
                 noted = self._before(args, kwargs)
             except Exception as failure:
                 core.forgive(failure)
-            is_told = noted is not None
+            is_begun = noted is not None
         result = self._original(*args, **kwargs)
-        if is_told and core.active and self._after is not None:
+        if is_begun and core.active and self._after is not None:
             try:
                 self._after(noted, args, kwargs, result)
             except Exception as failure:
@@ -248,15 +248,15 @@ class Relay(FunctionListener):
 
     def __call__(self, given: Any, /) -> Any:
         """Call the original between ``before`` and ``after``."""
-        noted, is_told = None, self._core.active
+        noted, is_begun = None, self._core.active
         if self._before is not None:
-            told = self._before(given)
-            is_told = told is not None
-            if is_told and len(told) == 1:
-                return told[0]
-            given, noted = told if is_told else (given, None)
+            begun = self._before(given)
+            is_begun = begun is not None
+            if is_begun and len(begun) == 1:
+                return begun[0]
+            given, noted = begun if is_begun else (given, None)
         result = self._original(given)
-        return self._after(noted, given, result) if is_told else result
+        return self._after(noted, given, result) if is_begun else result
 
 
 def is_relay(hook: Any) -> bool:

@@ -109,18 +109,18 @@ class Assignments(Expressions):
     def _set(self, target: ast.Attribute, value: Value, state: State) -> None:
         owner = self.evaluate(target.value, state)
         name = target.attr
-        told = self.constant(value)
+        flag = self.constant(value)
         if name != _SPELLED and _is_misspelt(name):
             self._misspelt(owner, target, state)
         if isinstance(owner, Choice):
             owner = next((one for one in owner.values if not isinstance(one, Plain)), owner)
         if name == _SPELLED:
             if isinstance(owner, Tensor) and (owner.is_certain or owner.owners):
-                self.set_requires_grad(owner, told, target, state)
+                self.set_requires_grad(owner, flag, target, state)
             elif isinstance(owner, Layer | Bag) or (isinstance(owner, Object) and owner.kind.is_module):
                 site = self.site(target)
                 values: dict[str, object] = {"name": ast.unparse(target.value)}
-                if isinstance(getattr(self.statement, "value", None), ast.Constant) and told in (True, False):
+                if isinstance(getattr(self.statement, "value", None), ast.Constant) and flag in (True, False):
                     self.report(
                         "GS704",
                         "flag_on_module",
@@ -132,7 +132,7 @@ class Assignments(Expressions):
                         fix="call_requires_grad",
                     )
             elif isinstance(owner, Tensor):
-                state.heap[owner, "@trains"] = NO if told is False else 1
+                state.heap[owner, "@trains"] = NO if flag is False else 1
                 state.heap[owner, "@grad"] = 1
             return
         if isinstance(owner, Tensor) and name == "data":
@@ -142,7 +142,7 @@ class Assignments(Expressions):
             return
         if isinstance(owner, Object | Bag) or (isinstance(owner, Tensor) and not owner.is_certain):
             self._may_lose(owner, value, target, state)
-        if name == "inplace" and isinstance(owner, Layer) and told is True:
+        if name == "inplace" and isinstance(owner, Layer) and flag is True:
             owner.inplace = True
             return
         self.set_attribute(owner, name, value, state)

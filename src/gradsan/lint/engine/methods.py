@@ -95,8 +95,8 @@ class Methods(Modules):
             return Plain()
         if name in ("requires_grad_", "retain_grad"):
             if name == "requires_grad_":
-                told = self.constant(args[0]) if args else True
-                self.set_requires_grad(owner, told, node, state)
+                flag = self.constant(args[0]) if args else True
+                self.set_requires_grad(owner, flag, node, state)
             else:
                 state.heap[owner, "@retained"] = 1
             return owner
@@ -203,17 +203,17 @@ class Methods(Modules):
 
     # -- requires_grad
 
-    def set_requires_grad(self, tensor: Tensor, told: object, node: ast.AST, state: State) -> None:
-        """Interpret ``tensor.requires_grad = told``."""
+    def set_requires_grad(self, tensor: Tensor, flag: object, node: ast.AST, state: State) -> None:
+        """Interpret ``tensor.requires_grad = flag``."""
         if tensor.owners:
-            self.set_trains_all(tensor.owners, NO if told is False else YES if told is True else MAYBE, state)
+            self.set_trains_all(tensor.owners, NO if flag is False else YES if flag is True else MAYBE, state)
             return
         graph, grad = self.graph_of(tensor, state)
-        if told is True and graph is None and grad == NO and tensor.is_certain and tensor.is_reduced and tensor.clock:
+        if flag is True and graph is None and grad == NO and tensor.is_certain and tensor.is_reduced and tensor.clock:
             state.heap[tensor, "@made leaf"] = self.site(node)
-        if told is True and graph is not None and tensor.is_certain and graph.op in _LOSSES:
+        if flag is True and graph is not None and tensor.is_certain and graph.op in _LOSSES:
             state.heap[tensor, "@made leaf"] = self.site(node)
-        state.heap[tensor, "@grad"] = YES if told is True else NO if told is False else MAYBE
+        state.heap[tensor, "@grad"] = YES if flag is True else NO if flag is False else MAYBE
 
     def set_trains_all(self, owners: tuple[Value, ...], grad: int, state: State) -> None:
         """Set whether parameters of modules require grad."""
@@ -237,13 +237,13 @@ class Methods(Modules):
         self, loss: Value, keywords: dict[str, Value], args: list[Value], node: ast.AST, state: State
     ) -> None:
         """Interpret ``loss.backward(…)``; ``args`` are those after the gradient."""
-        told = keywords.get("retain_graph") or (args[0] if args else None)
+        asked = keywords.get("retain_graph") or (args[0] if args else None)
         if "create_graph" in keywords and self.constant(keywords["create_graph"]) is not False:
             retain: bool | None = True
-        elif told is None:
+        elif asked is None:
             retain = False
         else:
-            known = self.constant(told)
+            known = self.constant(asked)
             retain = None if known is ... else bool(known)
         site = self.site(node)
         tensor = self.tensor_of(loss)
@@ -259,9 +259,9 @@ class Methods(Modules):
         inputs = keywords.get("inputs") or (args[1] if len(args) > 1 else Plain())
         create = keywords.get("create_graph")
         creates = create is not None and self.constant(create) is not False
-        told = keywords.get("retain_graph")
-        retain = True if creates else (False if told is None else bool(self.constant(told)))
-        if told is not None and self.constant(told) is ...:
+        asked = keywords.get("retain_graph")
+        retain = True if creates else (False if asked is None else bool(self.constant(asked)))
+        if asked is not None and self.constant(asked) is ...:
             retain = True
         self.backward(outputs, retain, self.site(node), state, is_grad=True, inputs=inputs)
         if not creates:

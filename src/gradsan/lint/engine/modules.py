@@ -155,8 +155,8 @@ class Modules(Graph):
             return made
         if name in _SAME:
             if name == "requires_grad_":
-                told = self.constant(args[0]) if args else self.constant(keywords.get("requires_grad"))
-                self.set_trains(owner, NO if told is False else YES if told is True or not args else MAYBE, state)
+                flag = self.constant(args[0]) if args else self.constant(keywords.get("requires_grad"))
+                self.set_trains(owner, NO if flag is False else YES if flag is True or not args else MAYBE, state)
             elif name == "apply" and args:
                 for part in (*self.parts_of(owner, state), owner)[:12]:
                     self.call(args[0], [part], {}, node, state)

@@ -43,9 +43,9 @@ class Tensors(Base):
 
     def graph_of(self, tensor: Tensor, state: State) -> tuple[Node | None, int]:
         """The ``grad_fn`` Node of a tensor, None for a leaf and without a graph, and whether it requires grad."""
-        told = state.heap.get((tensor, "@grad"))
-        if told is not None and tensor.node is None:
-            return None, told  # type: ignore[return-value]
+        noted = state.heap.get((tensor, "@grad"))
+        if noted is not None and tensor.node is None:
+            return None, noted  # type: ignore[return-value]
         node, grad = tensor.node, tensor.grad
         if tensor.is_cut or not tensor.is_counted:
             return None, NO
@@ -66,15 +66,15 @@ class Tensors(Base):
     def is_leaf(self, tensor: Tensor, state: State) -> bool:
         """Whether a tensor is surely a leaf that requires grad."""
         node, grad = self.graph_of(tensor, state)
-        told = state.heap.get((tensor, "@grad"))
-        return node is None and grad == YES and (tensor.is_leaf or bool(tensor.owners) or told == YES)
+        noted = state.heap.get((tensor, "@grad"))
+        return node is None and grad == YES and (tensor.is_leaf or bool(tensor.owners) or noted == YES)
 
     def trains(self, owners: tuple[Value, ...], state: State) -> int:
         """Whether the parameters of modules require grad."""
         found = NO
         for owner in owners:
-            told = state.heap.get((owner, "@trains"))
-            own: int = told if isinstance(told, int) else (YES if isinstance(owner, Layer) else 1)
+            noted = state.heap.get((owner, "@trains"))
+            own: int = noted if isinstance(noted, int) else (YES if isinstance(owner, Layer) else 1)
             found = max(found, own)
         return found
 

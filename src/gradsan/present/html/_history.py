@@ -70,7 +70,7 @@ def timeline(diagnosis: Diagnosis, key: str, canvas: Canvas) -> Html | None:
         aria_label=_word(canvas, "timeline_of", count=len(events)),
         aria_describedby=f"{key}-keys",
     )
-    told = tag("p", aria_live="polite", class_="told", role="status")
+    status = tag("p", aria_live="polite", class_="status", role="status")
     left_out = diagnosis.events_left_out
     missing = tag("p", _word(canvas, "events_left_out", count=left_out), class_="quiet") if left_out else None
     return tag(
@@ -78,7 +78,7 @@ def timeline(diagnosis: Diagnosis, key: str, canvas: Canvas) -> Html | None:
         tag("div", *buttons, class_="buttons", role="group", aria_label=_word(canvas, "timeline")),
         canvas_element,
         axis,
-        told,
+        status,
         missing,
         hint,
         _table(events, canvas),

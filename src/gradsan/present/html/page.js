@@ -58,7 +58,7 @@
       this.root = root;
       this.events = [...events].sort((one, other) => one[CLOCK] - other[CLOCK]);
       this.canvas = root.querySelector("canvas");
-      this.told = root.querySelector(".told");
+      this.status = root.querySelector(".status");
       this.first = this.events[0][CLOCK];
       this.last = Math.max(this.events[this.events.length - 1][CLOCK], this.first + 1);
       this.selected = -1;
@@ -149,7 +149,7 @@
         this.from = clock - span / 2;
         this.to = clock + span / 2;
       }
-      this.told.textContent = describe(event, this.selected, this.events.length);
+      this.status.textContent = describe(event, this.selected, this.events.length);
       this.pan(0);
     }
 

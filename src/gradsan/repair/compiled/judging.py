@@ -55,7 +55,7 @@ class Compared:
         fragment = None
         if self.fragment is not None:
             fragment = {key: one for key, one in asdict(self.fragment).items() if key not in ("program", "inputs")}
-        told = {
+        values = {
             "verdict": self.verdict,
             "compiled": [{"file": file, "function": name} for file, name in self.functions],
             "backends": self.backends,
@@ -77,7 +77,7 @@ class Compared:
             "doubts": [say(one) for one in self.doubts],
             "reasons": [say(one) for one in self.reasons],
         }
-        return {key: _finite(value) for key, value in told.items()}
+        return {key: _finite(value) for key, value in values.items()}
 
 
 def _finite(value: Any) -> Any:
@@ -186,10 +186,10 @@ def sizes(
 
     Rounding that reaches one gradient of a round reaches others of it, too.
     """
-    told = judged(eager, other, names, lambda _: -1.0).found
+    differences = judged(eager, other, names, lambda _: -1.0).found
     found: dict[tuple[str, str, int], float] = {}
-    for one in told:
-        same = [other.size for other in told if (other.what, other.round) == (one.what, one.round)]
+    for one in differences:
+        same = [other.size for other in differences if (other.what, other.round) == (one.what, one.round)]
         finite = [size for size in same if math.isfinite(size)]
         found[one.what, one.name, one.round] = max(finite, default=0.0)
     return found
@@ -203,8 +203,8 @@ def _most_of_a_key(records: tuple[Gradients, ...]) -> int:
 def _named(record: Gradients, names: Mapping[str, tuple[str, ...]]) -> list[str]:
     if record.labels:
         return [names.get(label, (label,))[0] for label in record.labels]
-    told = names.get(record.key, ())
-    return list(told) if len(told) == len(record.values) else [str(at) for at in range(len(record.values))]
+    known = names.get(record.key, ())
+    return list(known) if len(known) == len(record.values) else [str(at) for at in range(len(record.values))]
 
 
 def _of_numbers(right: float, tried: float) -> float:

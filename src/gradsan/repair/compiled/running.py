@@ -54,7 +54,7 @@ class CompiledRun:
             self._generator = torch.Generator().manual_seed(_PERTURBED_BY)
             torch.nn.modules.module.register_module_forward_pre_hook(self._perturb)
 
-    def told(self, names: dict[str, tuple[str, ...]]) -> Compiled:
+    def results(self, names: dict[str, tuple[str, ...]]) -> Compiled:
         """The record of the compiled graphs when the program has ended."""
         counting = Counting()
         with unseen():

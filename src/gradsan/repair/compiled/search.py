@@ -102,47 +102,47 @@ class _Comparison:
             self.eager = self._run(Compiling("none"))
             self.request = replace(self.request, mode=mode)
             mode = "heal"
-        told = self._judged(plain)
+        measured = self._judged(plain)
         base = Compared(
             "same",
             self.compiled.functions,
             self.compiled.titles,
             self.compiled.backends,
             self.compiled.graphs,
-            told.rounds,
-            told.losses,
-            told.gradients,
-            told.parameters,
-            told.largest,
-            told.allowed,
+            measured.rounds,
+            measured.losses,
+            measured.gradients,
+            measured.parameters,
+            measured.largest,
+            measured.allowed,
             self.compiled.coarsest,
             findings=findings,
             doubts=self._doubts(plain),
             reasons=tuple(reasons),
         )
-        if not told.losses and not told.gradients:
+        if not measured.losses and not measured.gradients:
             return replace(base, verdict="undecided", reasons=(*reasons, Message("compare.no_backward")))
-        if not told.gradients:
+        if not measured.gradients:
             base = replace(base, doubts=(*base.doubts, Message("compare.doubt_losses_alone")))
-        if not told.found:
+        if not measured.found:
             return replace(base, verdict="differs") if reasons else base
         if not self._listen_to_noise(mode):
             return replace(
                 base,
                 verdict="undecided",
-                differences=told.found,
+                differences=measured.found,
                 reasons=(*reasons, Message("compare.not_replayable")),
             )
-        found = told.beyond(self.noise, _OF_NOISE)
+        found = measured.beyond(self.noise, _OF_NOISE)
         if not found and not reasons:
-            return replace(base, doubts=(*base.doubts, Message("compare.doubt_grows")), rounds=told.rounds)
+            return replace(base, doubts=(*base.doubts, Message("compare.doubt_grows")), rounds=measured.rounds)
         return self._located(replace(base, verdict="differs", differences=found), plain)
 
     def _located(self, base: Compared, plain: Trial) -> Compared:
         self.progress(Message("compare.examining", {"count": self.compiled.graphs}))
         is_unnoticed = any(one.cause == _UNNOTICED for one in base.findings)
         asked = Compiling(examines=True, looks_for_writes=is_unnoticed, seconds=self.limits.seconds)
-        examined = None if (told := self._run(asked).compiled) is None else told.examined
+        examined = None if (compiled := self._run(asked).compiled) is None else compiled.examined
         fragment = None if examined is None else examined.fragment
         if examined is None or examined.left:
             left = self.compiled.graphs if examined is None else examined.left
@@ -190,8 +190,8 @@ class _Comparison:
         return judged(self.eager.recording, trial.recording, self._names(trial), self._tolerance)
 
     def _names(self, trial: Trial) -> Mapping[str, tuple[str, ...]]:
-        told = [one.compiled.names for one in (trial, self.eager) if one.compiled is not None]
-        return {key: name for names in told for key, name in names.items()}
+        named = [one.compiled.names for one in (trial, self.eager) if one.compiled is not None]
+        return {key: name for names in named for key, name in names.items()}
 
     def _tolerance(self, position: int) -> float:
         return tolerance(self.compiled.roundings, self.compiled.coarsest, position)
@@ -230,17 +230,17 @@ class _Comparison:
         return [Message(which, {"what": _shortened(*trial.recording.exception) + at})]
 
     def _doubts(self, plain: Trial) -> tuple[Message, ...]:
-        told: list[Message] = []
+        doubts: list[Message] = []
         if self.compiled.draws:
             key = "doubt_draws" if "inductor" in self.compiled.backends else "doubt_draws_elsewhere"
-            told.append(Message(f"compare.{key}", {"ops": ", ".join(self.compiled.draws)}))
+            doubts.append(Message(f"compare.{key}", {"ops": ", ".join(self.compiled.draws)}))
         if self.compiled.coarsest in ("float16", "bfloat16"):
-            told.append(Message("compare.doubt_half", {"dtype": self.compiled.coarsest}))
+            doubts.append(Message("compare.doubt_half", {"dtype": self.compiled.coarsest}))
         if self.compiled.at_limit:
-            told.append(Message("compare.doubt_limit"))
+            doubts.append(Message("compare.doubt_limit"))
         if self.eager.recording.was_cut or plain.recording.was_cut:
-            told.append(Message("compare.doubt_cut"))
-        return tuple(told)
+            doubts.append(Message("compare.doubt_cut"))
+        return tuple(doubts)
 
     def _draw_others(self, plain: Trial) -> bool:
         """Whether the random generator's state differs after equally many backwards."""

@@ -109,7 +109,7 @@ class _Watch:
             "recording": self.recorder.recording(is_well, exception),
             "failed_at": self.failed_at,
             "failed_by": self.failed_by,
-            "compiled": None if self.compiled is None else self.compiled.told(self.recorder.names),
+            "compiled": None if self.compiled is None else self.compiled.results(self.recorder.names),
         }
         if self._is_reference:
             return answer
