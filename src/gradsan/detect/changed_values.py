@@ -162,7 +162,10 @@ class ChangedValues(Detector):
             self._findings.add(key, conflict)
             return
         if (maker := by_number.get(read.maker)) is not None:
-            parts = [part(read.alias, info.region, write.op, write.region) for write in written]
+            clocks = [raw.clock for raw in logged]
+            with _torch.hushed():
+                changed = self._snapshots.changed(read.alias, touching[0][0].clock - 1, clocks)
+            parts = [part(read.alias, info.region, write.op, write.region, changed) for write in written]
             found = replace(conflict(), if_meant=self._if_meant(backward, read, maker))
             self._pending.append(_Pending(backward.clock, key, found, Arrival(maker, parts, self._listeners.guard)))
             self._listeners.call_after_backward(self.after_backward)

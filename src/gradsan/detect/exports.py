@@ -317,12 +317,21 @@ class Snapshots:
                 return "near"
         return "different" if known else None
 
+    def changed(self, tensor: Any, clock: int, writes: Iterable[int]) -> Any:
+        """Mark the elements that differ from those at ``clock``, as :meth:`compared` takes it; None if unknown."""
+        memory = next(self._taken_at(tensor, clock, writes, True), None)
+        if memory is None or tensor.is_conj() or tensor.is_neg():
+            return None
+        with torch.no_grad():
+            before, now = _placed(memory, tensor), tensor.detach()
+            return (before != now) & ~((before != before) & (now != now))
+
     def before(self, tensor: Any, clock: int, writes: Iterable[int]) -> Any:
         """Return the bytes that ``tensor`` had at ``clock``, by the arguments of :meth:`compared`; None if unknown."""
         memory = next(self._taken_at(tensor, clock, writes, False), None)
         if memory is None:
             return None
-        return _bytes(memory.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()))
+        return _bytes(_placed(memory, tensor))
 
     def _taken_at(self, tensor: Any, clock: int, writes: Iterable[int], is_counted: bool) -> Iterator[Any]:
         at = list(writes)
@@ -356,11 +365,16 @@ def _size(snapshot: Snapshot) -> int:
     return int(snapshot.memory.numel() * snapshot.memory.element_size())
 
 
+def _placed(memory: Any, tensor: Any) -> Any:
+    """The elements of a copied memory that are at the places of ``tensor``."""
+    return memory.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
 def _same(memory: Any, tensor: Any) -> bool:
     if tensor.is_conj() or tensor.is_neg():
         return False
     with torch.no_grad():
-        before = memory.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        before = _placed(memory, tensor)
         return bool(torch.equal(_snapshot_bytes(before), _snapshot_bytes(tensor.detach())))
 
 
@@ -370,7 +384,7 @@ def _is_near(memory: Any, tensor: Any) -> bool:
         return False
     with torch.no_grad():
         now = tensor.detach().to(torch.float64)
-        before = memory.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        before = _placed(memory, tensor)
         before = before.to(torch.float64)
         zeros = (before == 0) | (now == 0)
         if bool((zeros & ((before != now) | (before.signbit() != now.signbit()))).any()):

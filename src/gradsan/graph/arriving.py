@@ -22,17 +22,19 @@ _SCALING = ("mul", "imul", "multiply", "div", "itruediv", "divide", "true_divide
 
 
 class Part(NamedTuple):
-    """The elements of a value that one write may have changed; which of them is unknown for a selective write.
+    """The elements of a value that one write may have changed; which of them may be unknown for a selective write.
 
-    ``value`` is the region of the value, ``written`` the written part of its memory, None for all of it.
+    ``value`` is the region of the value, ``written`` the written part of its memory, None for all of it; ``changed``
+    marks the elements that differ from a copy made before, None without one.
     """
 
     value: Region
     written: Region | None
     is_selective: bool
+    changed: Any = None
 
 
-def part(tensor: Any, value: Region, op: str, written: Region | None) -> Part:
+def part(tensor: Any, value: Region, op: str, written: Region | None, changed: Any = None) -> Part:
     """The part of ``tensor``, whose region is ``value``, that the operation ``op`` changed by writing ``written``."""
     name = op.strip("_")
     if name in _SCALING and _torch.has_elements(tensor):
@@ -42,8 +44,8 @@ def part(tensor: Any, value: Region, op: str, written: Region | None) -> Part:
         is_selective = name.startswith(_SELECTIVE) and (written is None or written.index is None)
     narrow = None if written is None else narrowed(written)
     if narrow is None or narrow == value or narrow.itemsize != value.itemsize:
-        return Part(value, None, is_selective)
-    return Part(value, narrow, is_selective)
+        return Part(value, None, is_selective, changed)
+    return Part(value, narrow, is_selective, changed)
 
 
 class Arrival:
@@ -76,6 +78,8 @@ def _reaches(flows: Any, part: Part) -> bool:
     if part.written is None and not part.is_selective:
         # The whole value was written: that may be why it has no gradient at all.
         return True
+    if part.is_selective and part.changed is not None and flows.shape == part.changed.shape:
+        return bool((flows & part.changed).any())
     if part.written is not None and tuple(flows.shape) == part.value.shape:
         flows = flows[_mask(part.value, part.written, flows.device)]
     return bool(flows.numel()) and bool(flows.all() if part.is_selective else flows.any())

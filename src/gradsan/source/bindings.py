@@ -365,7 +365,11 @@ def taken_for_own(frame: Frame, name: str) -> Literal["conversion", "element"] |
     """
     binding = last_binding(frame, name)
     if binding is None:
-        return None
+        statement = statement_at(frame)
+        inner = (
+            () if statement is None else (one for one in ast.walk(statement.node) if isinstance(one, ast.comprehension))
+        )
+        return "element" if any(isinstance(one.target, ast.Name) and one.target.id == name for one in inner) else None
     return "element" if isinstance(binding.statement, ast.For | ast.AsyncFor) else _own_by(binding.value)
 
 

@@ -154,7 +154,8 @@ class UnrecordedReads(RoundDetector):
             if compared == "same":
                 return
             if compared == "different" or not is_bound(raw.op):
-                written = part(tensor, own, raw.op, region)
+                changed = self._uncounted.snapshots.changed(tensor, raw.clock - 1, [one.clock for one in raws])
+                written = part(tensor, own, raw.op, region, changed)
                 # Effects on gradients are only known of a whole value, not of a part of one.
                 own_at = at if origin == maker else (0, *at[1:])
                 yield _Read(number, origin, raw.clock, raw.sequence, raw.op, raw.stack, raw, facts, written, own_at)

@@ -18,12 +18,13 @@ Row: ``term_is_cut``, as in ``cut_terms.py``. Roles: ``read`` (where the number 
 
 from __future__ import annotations
 
+import collections
 import math
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -37,7 +38,7 @@ from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import is_own_file, is_user_file, symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
-_LINES, _NUMBERS, _USES = 64, 256, 64
+_LINES, _NUMBERS, _USES, _OF_A_LINE = 256, 256, 64, 8
 _ADDS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__"})
 _TAKES = frozenset({"sub", "sub_", "__sub__", "__isub__", "subtract"})
 _NUMBERS_GIVEN = {"item": "item", "__float__": "float", "tolist": "tolist"}
@@ -46,9 +47,13 @@ _BASELINE = 0.5
 """A number subtracted with more than this weight is a baseline or a discounted value."""
 
 
+_Key: TypeAlias = tuple[Frame, int]
+"""A line that took numbers, with the place of one among those of a round, or -1 for all of them."""
+
+
 @dataclass(slots=True)
 class _Taken:
-    """Numbers that a line took out of graphs in this round: the last one and the sum of all.
+    """Numbers that a line took out of graphs in this round: the last one and the sum of all, or one by its place.
 
     ``below`` are the numbers of some of the Nodes below the value, starting with its own; ``atoms`` those of the terms
     that it is a sum or a multiple of.
@@ -93,11 +98,12 @@ class NumberTerms(RoundDetector):
         """Start with no number taken out."""
         super().__init__(run)
         self._patches = Patches()
-        self._taken: dict[Frame, _Taken] = {}
+        self._taken: dict[_Key, _Taken] = {}
+        self._counts: collections.Counter[Frame] = collections.Counter()
         self._uses: dict[Any, _Use] = {}
         self._others: list[float] = []
-        self._series: dict[tuple[Frame, Any, str], _Series] = {}
-        self._data: set[Frame] = set()
+        self._series: dict[tuple[_Key, Any, str], _Series] = {}
+        self._data: set[_Key] = set()
         self._described: set[Any] = set()
 
     def forget(self) -> None:
@@ -111,6 +117,7 @@ class NumberTerms(RoundDetector):
     def begins(self, entry: RawBackward) -> bool:
         """Drop the numbers of the round before."""
         self._taken.clear()
+        self._counts.clear()
         self._uses.clear()
         self._others.clear()
         for name in _NUMBERS_GIVEN:
@@ -137,16 +144,20 @@ class NumberTerms(RoundDetector):
         line = symbolise(stack).user_frame
         if line is None:
             return
-        known = self._taken.get(line)
-        if known is None:
-            if len(self._taken) >= _LINES:
-                return
-            node = tensor.grad_fn
-            below = () if node is None else numbers_below(node)
-            atoms = frozenset[int]() if node is None else frozenset(_atoms((node,)))
-            known = self._taken[line] = _Taken(stack, _NUMBERS_GIVEN[name], below, atoms)
-        known.is_clean = known.is_clean or tensor.grad_fn is None
-        known.last, known.total = values[-1], known.total + math.fsum(values)
+        place = self._counts[line]
+        self._counts[line] += 1
+        # ``{name: one.item() for ...}`` takes several numbers, each for itself.
+        for key in [(line, -1), (line, place)][: 2 if place < _OF_A_LINE else 1]:
+            known = self._taken.get(key)
+            if known is None:
+                if len(self._taken) >= _LINES:
+                    return
+                node = tensor.grad_fn
+                below = () if node is None else numbers_below(node)
+                atoms = frozenset[int]() if node is None else frozenset(_atoms((node,)))
+                known = self._taken[key] = _Taken(stack, _NUMBERS_GIVEN[name], below, atoms)
+            known.is_clean = known.is_clean or tensor.grad_fn is None
+            known.last, known.total = values[-1], known.total + math.fsum(values)
 
     def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Note the numbers that are combined with values with a graph."""
@@ -194,7 +205,7 @@ class NumberTerms(RoundDetector):
             if any(_is_near(abs(one), each, _EQUAL) for one in values for v in own for each in (abs(v), 1 / abs(v))):
                 self._data.add(line)
 
-    def _is_the_same(self, line: Frame, taken: _Taken, stack: Any, use: _Use) -> bool:
+    def _is_the_same(self, line: _Key, taken: _Taken, stack: Any, use: _Use) -> bool:
         """Whether the rounds so far show that the used number is a multiple of the one taken."""
         found = False
         for which, value in (("last", taken.last), ("total", taken.total)):
@@ -207,7 +218,7 @@ class NumberTerms(RoundDetector):
             series.taken.append(value)
             least, most = min(series.taken), max(series.taken)
             is_same = len(series.taken) >= _ROUNDS_COMPARED and most - least > _APART * max(abs(least), abs(most))
-            found = found or ((is_same or _at_one_line(line, stack)) and _is_term(use.op, weight))
+            found = found or ((is_same or _at_one_line(line[0], stack)) and _is_term(use.op, weight))
         return found
 
     def _tell(self, entry: RawBackward, taken: _Taken, stack: Any, use: _Use) -> None:
@@ -219,7 +230,7 @@ class NumberTerms(RoundDetector):
         )
         self._found(Failure(ROW, "", "", symbolise(entry.stack), clues, raised=False))
 
-    def _is_meant(self, line: Frame) -> bool:
+    def _is_meant(self, line: _Key) -> bool:
         """Whether a number is data: taken from a value without a graph, or also used otherwise."""
         return line in self._data or self._taken[line].is_clean
 
