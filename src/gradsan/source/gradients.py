@@ -115,10 +115,14 @@ def _is_gradient_read(source: SourceFile, node: ast.AST) -> bool:
     return not (isinstance(parent, ast.Compare) and all(isinstance(one, ast.Is | ast.IsNot) for one in parent.ops))
 
 
+_REDUCES = frozenset({"amax", "amin", "max", "mean", "median", "min", "norm", "std", "sum", "vector_norm"})
+
+
 def makes_discrete(frame: Frame) -> bool:
     """Whether the statement at ``frame`` rounds or takes signs, so that its result has no derivative of its own.
 
-    A random factor independent of the scaled tensor, as in ``x *= torch.bernoulli(keep)``, makes nothing discrete.
+    A random factor independent of the scaled tensor, as in ``x *= torch.bernoulli(keep)``, makes nothing discrete; nor
+    does a sign of what is multiplied by it, ``sign(x) * (x.abs() - 0.1)``.
     """
     statement = statement_at(frame)
     if statement is None:
@@ -127,7 +131,19 @@ def makes_discrete(frame: Frame) -> bool:
     calls = [one for one in header_nodes(statement.node) if isinstance(one, ast.Call)]
     named = [(leaf_name(one.func), one) for one in calls]
     found = [one for name, one in named if name is not None and _DISCRETE.search(name.lower())]
-    return any(scaled is None or scaled in _names_read(one) for one in found)
+    return any(
+        (scaled is None or scaled in _names_read(one)) and not _is_of_factor(statement.source, one) for one in found
+    )
+
+
+def _is_of_factor(source: SourceFile, call: ast.Call) -> bool:
+    """Whether a call is multiplied by elements of what it reads, and not just by their mean or norm."""
+    parent, field = source.parents[call]
+    if not isinstance(parent, ast.BinOp) or not isinstance(parent.op, ast.Mult):
+        return False
+    other = parent.right if field == "left" else parent.left
+    called = {leaf_name(one.func) for one in ast.walk(other) if isinstance(one, ast.Call)}
+    return called.isdisjoint(_REDUCES) and not _names_read(other).isdisjoint(_names_read(call))
 
 
 def _scaled_name(statement: ast.stmt) -> str | None:

@@ -303,7 +303,10 @@ def _in_function_of(found: Clue, used: Site) -> Clue:
         for index, one in enumerate(frames)
         if frame is not None and (one.file, one.function) == (frame.file, frame.function)
     ]
-    return replace(found, site=Site(frames[: at[-1] + 1])) if at else found
+    lifted = replace(found, site=Site(frames[: at[-1] + 1])) if at else found
+    # A helper that computes the whole loss has its terms inside.
+    is_whole = frame is not None and parts.assigned_at(lifted) == source.method_receiver(frame) is not None
+    return found if is_whole else lifted
 
 
 def data_changed(failure: Failure) -> Diagnosis | None:
