@@ -107,6 +107,13 @@ ALWAYS = {
     "deviation_of_parameter_itself",
     "weight_centred_by_second_name",
     "langevin_steps_on_leaf",
+    "temperature_of_log_probabilities",
+    "statistics_by_views",
+    "trunk_stepped_for_each_task",
+    "function_scales_argument",
+    "fast_weights_by_index",
+    "steps_after_both_backwards",
+    "states_by_layer_name",
 }
 """Each code with each kind of first help, and each kind of candidate, is met by one of these; the others are long."""
 

@@ -196,7 +196,8 @@ def _groups(
     places = list(_places(sites))
     level = max((shared_level((*place.stack, place.frame), use) for place in places), default=-1)
     in_order = sorted(places, key=lambda place: (_distance(place.depth, level), place.depth))
-    return level, [(place, found) for place in in_order if (found := _carried_at(place, level, made_near))]
+    at = use[level] if 0 <= level < len(use) else None
+    return level, [(place, found) for place in in_order if (found := _carried_at(place, level, at, made_near))]
 
 
 def _places(sites: Iterable[Site]) -> Iterator[_Place]:
@@ -221,11 +222,19 @@ def _distance(depth: int, level: int) -> int:
     return depth - level if depth >= level else 1_000 + level - depth
 
 
-def _carried_at(place: _Place, level: int, made_near: tuple[Site, ...]) -> list[source.Carried]:
+def _carried_at(place: _Place, level: int, used_at: Frame | None, made_near: tuple[Site, ...]) -> list[source.Carried]:
     """The names bound by an earlier round that the statement reads; of several bindings the tensor's."""
     found = source.carried_names(place.frame)
-    if place.depth > level:
-        found = [one for one in found if not source.dies_with_call(place.frame, one.name)]
+    is_part = used_at is not None and not source.in_one_loop(place.frame, used_at)
+    if place.depth > level or is_part:
+        # A call is a round, and a loop within it only a part of one: ``for x in chunk: loss = loss + f(x)``. An object
+        # that the call was given may carry a state all the same.
+        found = [
+            one
+            for one in found
+            if not source.dies_with_call(place.frame, one.name)
+            or (place.depth <= level and one.name not in source.bound_names(one.bound_at))
+        ]
     found = [one for one in found if not source.is_item_of_loop(one.bound_at, one.name)]
     return list(
         {one.name: one for one in sorted(found, key=lambda one: _was_made_at(one.bound_at, made_near))}.values()

@@ -13,6 +13,8 @@ from gradsan.diagnose.facts import Facts
 from gradsan.diagnose.names import operands_at_save, result_at_save
 from gradsan.model import Fix, Frame, Lines, Message, Site, Write
 
+_FUNCTIONS = ("torch/autograd/function.py", "torch\\autograd\\function.py")
+
 
 def instead_of_overwriting(facts: Facts, *, copy_first: bool = False) -> tuple[Fix, ...]:
     """Bind the result to a new tensor, write into a copy, or let autograd save a copy.
@@ -28,7 +30,8 @@ def instead_of_overwriting(facts: Facts, *, copy_first: bool = False) -> tuple[F
         return after
     writes = facts.writes or facts.missed
     tensor = facts.conflict.save.tensor
-    if facts.conflict.save.is_output and writes and not any(write.grad_enabled for write in writes):
+    is_unrecorded = writes and not any(write.grad_enabled or _is_in_function(write.site) for write in writes)
+    if facts.conflict.save.is_output and is_unrecorded:
         # A name bound anew where autograd records nothing would have no graph.
         return (_fix("record_the_change", "changed", facts, ()), *_copy_for_autograd(facts))
     new = _each_line(writes, _new_value, tensor.requires_grad and not tensor.is_leaf)
@@ -229,7 +232,7 @@ def _each_line(
             changes[frame.file, frame.line] = (
                 (source.rebuilt_list(frame, write.op, are_results) if suggest is _new_value else None)
                 if source.written_for_others(frame, write.op)
-                else _in_hook(write, frame, suggest(write, frame))
+                else _as_seen(write, frame, suggest(write, frame))
             )
     lines: list[tuple[str, int, str]] = []
     for (file, _), change in changes.items():
@@ -239,15 +242,17 @@ def _each_line(
     return _Suggested(tuple(dict.fromkeys(lines)), any(change.notes for change in changes.values() if change))
 
 
-def _in_hook(write: Write, frame: Frame, change: source.Change | None) -> source.Change | None:
-    """The change inside a module's hook, which must return the rebound value; None where it cannot."""
+def _as_seen(write: Write, frame: Frame, change: source.Change | None) -> source.Change | None:
+    """The change, with the rebound value returned where a module's hook must; None where nobody reads that value."""
     between: list[Frame] = []
     for one in write.site.frames:
         if one is frame:
             break
         between = [] if one.is_user else [*between, one]
     if not source.called_as_hook(between):
-        return change
+        # The caller of ``def scale_(x): x *= 2`` reads the tensor that it passed: a name bound anew never reaches it.
+        is_lost = change is not None and "parameter_not_returned" in change.notes
+        return None if is_lost and source.written_for_caller(frame, write.op) else change
     name = source.written_expression(frame, write.op, write.site.inner_frames)
     if change is None and name is not None:
         change, name = source.argument_out_of_place(frame, write.op), name.partition("[")[0]
@@ -311,7 +316,9 @@ def _copy_for_autograd(facts: Facts) -> tuple[Fix, ...]:
     else:
         names = operands_at_save(facts.conflict)
     if len(names) > 1 or facts.name_kind in ("parameter", "buffer"):
-        names = [name for name in names if _is_called(facts, name)]
+        # Or a view of it has: ``std`` of ``std = self.stats[1]``.
+        viewed = {name: (source.alias_of(frame, name) or "").partition("[")[0] for name in names}
+        names = [name for name in names if _is_called(facts, name) or _is_called(facts, viewed[name])]
     if not names and facts.name_kind == "buffer" and not save.is_output:
         # One of a list of operands (einsum), or seen through a view of it.
         statement = source.statement_at(frame)
@@ -330,6 +337,11 @@ def _copy_for_autograd(facts: Facts) -> tuple[Fix, ...]:
             summary="help.clone_result" if save.is_output else "help.clone_at_save",
         ),
     )
+
+
+def _is_in_function(site: Site) -> bool:
+    """Whether a custom Function made the write, in its forward: its result gets a graph when it is returned."""
+    return any(frame.file.endswith(_FUNCTIONS) for frame in site.frames)
 
 
 def _is_called(facts: Facts, name: str) -> bool:

@@ -21,7 +21,7 @@ from gradsan import _torch
 from gradsan.errors.context import Context
 from gradsan.graph import borrowed, compiled, naming, walk
 from gradsan.graph.conflicts import passed
-from gradsan.model import Clue, HeldClue, PathClue
+from gradsan.model import Bridge, Clue, HeldClue, PathClue
 from gradsan.record.backwards import PastBackward
 from gradsan.record.ledger import RawCall, call_that_made
 from gradsan.record.log import Log
@@ -104,7 +104,8 @@ def gather_second_backward(context: Context) -> tuple[Clue, ...]:
         if by.clock < step.clock < backward.clock or _calls_again(step, by, backward):
             clues.append(Clue("updated", symbolise(step.stack), op=step.optimizer))
             return (*clues, *_borrowed(context, by))
-    return tuple(clues)
+    alone = borrowed.by_another_optimizer(core, by, backward, context.frame)
+    return (*clues, *_as_clues(alone, is_later=True))
 
 
 def _calls_again(step: StepRecord, by: PastBackward, backward: BackwardRecord) -> bool:
@@ -166,6 +167,10 @@ def _borrowed(context: Context, by: PastBackward) -> list[Clue]:
             if roots is None
             else borrowed.by_earlier_loss(core, context.steps, roots, by.clock, backward, context.frame)
         )
+    return _as_clues(found, is_later=is_later)
+
+
+def _as_clues(found: Iterable[Bridge], *, is_later: bool) -> list[Clue]:
     clues: list[Clue] = []
     for number, one in enumerate(found):
         values = {"number": number, "is_later": is_later}

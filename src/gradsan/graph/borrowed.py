@@ -82,6 +82,17 @@ def by_gone_loss(core: Log, steps: Any, past: PastBackward, backward: BackwardRe
     return tuple(found)
 
 
+def by_another_optimizer(core: Log, past: PastBackward, backward: BackwardRecord, frame: Any) -> tuple[Bridge, ...]:
+    """The same where no step lies between: what ``past`` has freed, if other optimizers have all of its parameters."""
+    order = walk.engine_order(backward.roots)
+    freed = [node for node in order if _is_before(node, past) and _torch.was_freed(node)]
+    below = (child for node in (walk.engine_order(freed) if freed else ()) for child, _ in node.next_functions)
+    shared = {_torch.storage_identity(node.variable) for node in below if _is_leaf(node)}
+    if not _has_network_of(shared, backward.roots):
+        return ()
+    return _as_bridges(core, backward.thread, frame, _border(backward.roots, _Leaves(shared), _OTHERS, _MOVED))
+
+
 def _is_before(node: Any, past: PastBackward) -> bool:
     number = _torch.node_sequence(node)
     return number is not None and number < past.begun_at

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from gradsan import source
-from gradsan.diagnose.value_fixes import LEFT_CONSTANT, LEFT_UNRECORDED
+from gradsan.diagnose.value_fixes import LEFT_CONSTANT, LEFT_UNRECORDED, TRAINED_BY_BOTH
 from gradsan.launch import program
 from gradsan.launch.ranks import rank_of
 from gradsan.model import Diagnosis, Fix, Message, Seen
@@ -369,9 +369,9 @@ def _try_all(search: _Search, fault: Diagnosis, patch: Patch, before: Trial) -> 
 
 
 def _unrecorded(fault: Diagnosis) -> Message | None:
-    """The diagnosis's message about a fix that leaves a write or a gradient without a graph; None without one."""
+    """The diagnosis's message about a fix whose gradients may not be those that were meant; None without one."""
     hows = (fix.how_changed for fix in fault.fixes if fix.how_changed is not None)
-    return next((how for how in hows if how.key in (LEFT_CONSTANT, LEFT_UNRECORDED)), None)
+    return next((how for how in hows if how.key in (LEFT_CONSTANT, LEFT_UNRECORDED, TRAINED_BY_BOTH)), None)
 
 
 def _candidate(search: _Search, fix: Fix, patch: Patch) -> Patch | None:

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from gradsan.source.kept import added_to_optimizer as added_to_optimizer
     from gradsan.source.kept import additions as additions
     from gradsan.source.kept import are_later_rounds as are_later_rounds
+    from gradsan.source.kept import are_updated_alike as are_updated_alike
     from gradsan.source.kept import assignments as assignments
     from gradsan.source.kept import chooses_parameters as chooses_parameters
     from gradsan.source.kept import is_bound_by_choice as is_bound_by_choice
@@ -133,11 +134,13 @@ if TYPE_CHECKING:
     from gradsan.source.rewrite.updates import under_no_grad as under_no_grad
     from gradsan.source.rewrite.updates import updated_in_place as updated_in_place
     from gradsan.source.rounds import backward_of_sum as backward_of_sum
+    from gradsan.source.rounds import clears_between as clears_between
     from gradsan.source.rounds import detach_after as detach_after
     from gradsan.source.rounds import detach_after_round as detach_after_round
     from gradsan.source.rounds import enter_each_round as enter_each_round
     from gradsan.source.rounds import enter_once_more as enter_once_more
     from gradsan.source.rounds import frames_between as frames_between
+    from gradsan.source.rounds import in_one_loop as in_one_loop
     from gradsan.source.rounds import in_same_function as in_same_function
     from gradsan.source.rounds import in_same_loops as in_same_loops
     from gradsan.source.rounds import is_item_of_loop as is_item_of_loop
@@ -185,7 +188,7 @@ _NAMES = {
     "gradients": "clears_each_part copy_kept_gradient graph_for_gradient kept_gradient makes_discrete reads_gradients",
     "identifiers": "assigned_names consumed_names",
     "kept": (
-        "Addition Used added_to_optimizer additions are_later_rounds assignments chooses_parameters "
+        "Addition Used added_to_optimizer additions are_later_rounds are_updated_alike assignments chooses_parameters "
         "is_bound_by_choice is_computed_in_rounds "
         "is_filled_once is_target_in_rounds uses_in"
     ),
@@ -215,8 +218,8 @@ _NAMES = {
     "rewrite.uncut": "Uncut cut_at_use read_with_graph term_uncut",
     "rewrite.updates": "under_no_grad updated_in_place",
     "rounds": (
-        "backward_of_sum detach_after detach_after_round enter_each_round enter_once_more frames_between "
-        "in_same_function in_same_loops is_item_of_loop is_read_afterwards is_read_between "
+        "backward_of_sum clears_between detach_after detach_after_round enter_each_round enter_once_more "
+        "frames_between in_one_loop in_same_function in_same_loops is_item_of_loop is_read_afterwards is_read_between "
         "keep_graph reads_what_it_binds shape_bound_at walked_over"
     ),
     "targets": (

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited, insert_after
 from gradsan.source.cuts import mode_around, mode_of_decorators
-from gradsan.source.identifiers import assigned_names, chain_key, leaf_name, local_nodes
-from gradsan.source.locate import statement_at
+from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, leaf_name, local_nodes
+from gradsan.source.locate import Statement, statement_at
 from gradsan.source.modules import constructors
-from gradsan.source.tree import FunctionNode, SourceFile, read_source
+from gradsan.source.tree import FunctionNode, SourceFile, header_nodes, read_source
 
 _ADDING = {"append": 0, "appendleft": 0, "add": 0, "put": 0, "insert": 1}
 _JOINING = ("cat", "concat", "hstack", "vstack")
@@ -210,12 +210,31 @@ def is_computed_in_rounds(bound_at: Frame, used_at: Frame) -> bool:
 
 def are_later_rounds(bound_at: Frame, used_at: Frame, updated: Sequence[Frame]) -> bool:
     """Whether one loop contains ``used_at`` and one of ``updated``, and ``bound_at`` precedes it."""
+    return any(True for _ in _updates_in_rounds(bound_at, used_at, updated))
+
+
+def are_updated_alike(bound_at: Frame, used_at: Frame, updated: Sequence[Frame]) -> bool:
+    """Whether that update is the same in every round of the loop: ``opt.step()``, not that of ``for opt in opts``."""
+    for loop, update in _updates_in_rounds(bound_at, used_at, updated):
+        inside = [node for node in ast.walk(loop) if isinstance(node, ast.stmt)]
+        if not {one.name for node in inside for one in bindings_of(node)} & {*_roots(update)}:
+            return True
+    return False
+
+
+def _updates_in_rounds(
+    bound_at: Frame, used_at: Frame, updated: Sequence[Frame]
+) -> Iterator[tuple[ast.AST, Statement]]:
     bound, used = statement_at(bound_at), statement_at(used_at)
-    if bound is None or used is None or bound.source is not used.source:
-        return False
+    if bound is None or used is None or bound.source is not used.source or bound.function is not used.function:
+        return
     updates = [one for frame in updated if (one := statement_at(frame)) is not None]
-    rounds = [loop for loop in used.loops if loop not in bound.loops]
-    return bound.function is used.function and any(loop in one.loops for loop in rounds for one in updates)
+    for loop in (loop for loop in used.loops if loop not in bound.loops):
+        yield from ((loop, one) for one in updates if loop in one.loops)
+
+
+def _roots(statement: Statement) -> set[str]:
+    return {node.id for node in header_nodes(statement.node) if isinstance(node, ast.Name)}
 
 
 _LOSSES = frozenset(

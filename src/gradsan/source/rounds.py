@@ -49,6 +49,20 @@ def frames_between(first: Frame, last: Frame) -> list[Frame]:
     return [_frame_of(source, node, first) for node in sorted(found, key=source.span)]
 
 
+def clears_between(first: Frame, last: Frame) -> bool:
+    """Whether ``zero_grad()`` is called after ``first`` and before ``last``; in its function, if it is another one."""
+    end = statement_at(last)
+    if end is None:
+        return False
+    frames = frames_between(first, last)[1:-1]
+    places = [one.node for frame in frames if (one := statement_at(frame)) is not None]
+    if not in_same_function(first, last):
+        nodes = end.source.nodes if end.function is None else ast.walk(end.function)
+        places = [node for node in nodes if isinstance(node, ast.stmt) and node.lineno < end.node.lineno]
+    calls = (node for place in places for node in header_nodes(place) if isinstance(node, ast.Call))
+    return any(leaf_name(call.func) == "zero_grad" for call in calls)
+
+
 def bound_each_round(file: str, line: int) -> frozenset[str]:
     """The variables that the function at ``line`` binds before it reads them, in every iteration of its loop there.
 
@@ -95,6 +109,13 @@ def in_same_loops(*frames: Frame) -> bool:
     places = [statement_at(frame) for frame in frames]
     known = {(one.function, *one.loops) for one in places if one is not None}
     return len(known) == 1 and None not in places and all(in_same_function(frames[0], one) for one in frames)
+
+
+def in_one_loop(first: Frame, last: Frame) -> bool:
+    """Whether a loop of their function contains both."""
+    places = [statement_at(first), statement_at(last)]
+    loops = [set(one.loops) for one in places if one is not None]
+    return len(loops) == 2 and in_same_function(first, last) and not loops[0].isdisjoint(loops[1])
 
 
 def is_read_between(name: str, bound_at: Frame, used_at: Frame) -> bool:
@@ -159,7 +180,8 @@ def shape_bound_at(frame: Frame, name: str) -> Shape | None:
     for binding in bindings_of(statement.node):
         if binding.name == name:
             known = shape_in_source(statement.source, binding)
-            return "list" if known is None and binding.method in ADDING_METHODS else known
+            adds = known is None and binding.method in ADDING_METHODS
+            return "list" if adds and deque_made(statement.source, name) is None else known
     return None
 
 

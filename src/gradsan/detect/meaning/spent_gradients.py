@@ -186,10 +186,11 @@ class SpentGradients(RoundDetector):
     ) -> bool:
         """Judge the clearing of all gradients of the round, or of one optimizer's; return whether none was used."""
         first = min((one for one in clearings if one is not None), key=lambda one: one.clock)
-        own = {one.own for one in gradients}
-        used = any(record.clock < first.clock and not own.isdisjoint(record.storages) for record in steps)
-        moved = any(raw.storage in own and raw.clock < first.clock for raw in writes)
-        later = [one for one in steps if one.clock > first.clock and not own.isdisjoint(one.storages)]
+        own = {one.own: cleared.clock for one, cleared in zip(gradients, clearings, strict=True) if cleared is not None}
+        # Those of one network are often cleared early, and those of another after its step.
+        used = any(record.clock < own.get(storage, 0) for record in steps for storage in record.storages)
+        moved = any(raw.clock < own.get(raw.storage, 0) for raw in writes)
+        later = [one for one in steps if one.clock > first.clock and not own.keys().isdisjoint(one.storages)]
         # A backward before many steps has another purpose, or belongs to an outer loop.
         is_alone = bool(later) and len({one.identity for one in later}) == len(later)
         is_whole = key is entry.stack

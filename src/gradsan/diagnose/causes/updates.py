@@ -50,12 +50,20 @@ def _fixes(facts: Facts) -> tuple[Fix, ...]:
     once = _built_once(facts)
     if once:
         return (*once, *reorder)
-    cut = detach_other_network(facts.conflict.borrowed, facts.conflict.retained_at)
+    cut = () if _learns_from_each(facts) else detach_other_network(facts.conflict.borrowed, facts.conflict.retained_at)
     if all(update.kind != "step" for update in facts.updates):
         after = (*fixes.update_after_backward(facts), *fixes.copy_within_forward(facts))
         # A perturbation meant for the second backward (SAM) must not move after it.
         return (*after, *cut, *again) if after else (*cut, *again) if again[0].lines else (*cut, *again, *reorder)
     return (*cut, *again, *reorder)
+
+
+def _learns_from_each(facts: Facts) -> bool:
+    """Whether a loop over several losses steps the borrowed network after each: it is to learn from this one, too."""
+    updated = [one for update in facts.updates for one in update.site.user_frames]
+    made = [one for bridge in facts.conflict.borrowed for site in bridge.made_near for one in site.user_frames]
+    used = facts.conflict.use.site.user_frames
+    return any(source.are_updated_alike(one, other, updated) for one in made for other in used)
 
 
 def _built_once(facts: Facts) -> tuple[Fix, ...]:

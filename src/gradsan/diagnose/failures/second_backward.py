@@ -17,7 +17,7 @@ from gradsan.diagnose.built_once import BuiltOnce, anew_or_cut
 from gradsan.diagnose.collected import detach_collected, detach_held, detach_other_network, forget_collected
 from gradsan.diagnose.failures import parts
 from gradsan.diagnose.names import shared_level
-from gradsan.diagnose.value_fixes import LEFT_CONSTANT
+from gradsan.diagnose.value_fixes import LEFT_CONSTANT, TRAINED_BY_BOTH
 from gradsan.model import (
     Bridge,
     Clue,
@@ -176,6 +176,17 @@ def _shared(case: _Case) -> Diagnosis:
             ),
             notes=(Message("note.retain_graph_costs", values),),
         )
+    cut = detach_other_network(_borrowed(case.failure), None)
+    if cut and freed is not None and needed is not None and source.clears_between(freed, needed):
+        # Each backward has an optimizer of its own, whose gradients are cleared before it.
+        kept = replace(_keep_graph(case), meaning="changed", how_changed=Message(TRAINED_BY_BOTH, values))
+        return _diagnosis(
+            case,
+            SHARED,
+            bridge="label.shared_by_both",
+            fixes=(*cut, kept),
+            notes=(Message("note.retain_graph_costs", values),),
+        )
     joined = source.backward_of_sum(freed, needed) if freed is not None and needed is not None else ()
     return _diagnosis(
         case,
@@ -217,7 +228,7 @@ def _once(case: _Case) -> Diagnosis:
             fixes=(parts.fix("cache_each_round", "changed", values, lines=lines),),
             notes=(Message(note, values),),
         )
-    borrowed = detach_other_network(_borrowed(case.failure), None)
+    borrowed = detach_other_network(_borrowed(case.failure), None) if case.updated is not None else ()
     # Without an update, recomputing gives the same values: the losses of several tasks, one after another.
     kept = () if case.updated is not None else (_keep_graph(case),)
     made = () if case.bridge.site is None else case.bridge.site.user_frames

@@ -40,12 +40,20 @@ def copy_where_made(diagnosis: Diagnosis) -> tuple[Fix, ...]:
             node = ast.parse(str(advice.summary.values.get(name)), mode="eval").body
         except SyntaxError:
             continue
-        for source, value, is_module in _makers(node, scope, False):
+        for source, value, is_module in _makers(node, scope, _is_asked_for_tensors(scope, node)):
             lines, kept = _copied(source, value, is_module)
             if lines and all(lines != one.lines for one in found):
                 values = {**advice.summary.values, "value": source.text(kept)}
                 found.append(blocks.fix("copy_second_name", lines, "copy_where_made", **values))
     return tuple(found)
+
+
+def _is_asked_for_tensors(scope: Scope, node: ast.expr) -> bool:
+    """Whether ``node`` is a module by what the function calls: ``for p, q in zip(a.parameters(), b.parameters())``."""
+    function, key = scope.source.function(scope.at) or scope.source.module, chain_key(node)
+    called = (one.func for one in ast.walk(function) if isinstance(one, ast.Call))
+    asked = (one.value for one in called if isinstance(one, ast.Attribute) and one.attr in _OF_MODULES)
+    return key is not None and any(chain_key(one) == key for one in asked)
 
 
 def copy_state_where_taken(diagnosis: Diagnosis) -> tuple[Fix, ...]:

@@ -11,6 +11,7 @@ from gradsan.source.flow import is_still_argument
 from gradsan.source.identifiers import bindings_of, binds, chain_key, constant_key, leaf_name, local_nodes, parameters
 from gradsan.source.targets import aliased_expression
 from gradsan.source.tree import FunctionNode, SourceFile
+from gradsan.source.writing import written_root
 
 _Loop: TypeAlias = ast.For | ast.AsyncFor | ast.While | ast.comprehension
 
@@ -22,7 +23,7 @@ def can_rebind(source: SourceFile, target: ast.expr) -> bool:
     module (the module rejects other tensors), or an element that may be a tensor's row.
     """
     function = source.function(target)
-    if isinstance(target, ast.Subscript) and _is_of_dict(source, target):
+    if isinstance(target, ast.Subscript) and _is_of_container(source, target):
         return not isinstance(function, ast.Lambda)
     if isinstance(function, ast.Lambda) or chain_key(target) is None:
         return False
@@ -35,11 +36,11 @@ def can_rebind(source: SourceFile, target: ast.expr) -> bool:
     return function is None or binds(function, target.id) or _is_declared(source, target)
 
 
-def _is_of_dict(source: SourceFile, element: ast.Subscript) -> bool:
-    """Whether ``fast[name]`` is an element of a dict: its function binds ``fast`` to one, or calls its ``items()``."""
+def _is_of_container(source: SourceFile, element: ast.Subscript) -> bool:
+    """Whether ``fast[i]`` is an element of a dict, or of a list of new tensors, as its function shows."""
     scope = source.function(element) or source.module
     key = chain_key(element.value)
-    if not isinstance(element.slice, ast.Name) or key is None:
+    if not isinstance(element.slice, ast.Name | ast.Constant) or key is None:
         return False
     for node in local_nodes(scope):
         called = node.func if isinstance(node, ast.Call) else None
@@ -47,13 +48,16 @@ def _is_of_dict(source: SourceFile, element: ast.Subscript) -> bool:
             if chain_key(called.value) == key:
                 return True
         elif isinstance(node, ast.stmt) and any(
-            one.name == key and _makes_dict(one.value) for one in bindings_of(node)
+            one.name == key and _makes_container(source, one.value) for one in bindings_of(node)
         ):
             return True
     return False
 
 
-def _makes_dict(value: ast.AST | None) -> bool:
+def _makes_container(source: SourceFile, value: ast.AST | None) -> bool:
+    if isinstance(value, ast.ListComp):
+        # ``[x, y]`` and ``list(parameters)`` hold tensors that have other names.
+        return isinstance(value.elt, ast.Call) and aliased_expression(source, value.elt) is None
     is_call = isinstance(value, ast.Call) and leaf_name(value.func) in ("dict", "OrderedDict")
     return is_call or isinstance(value, ast.Dict | ast.DictComp)
 
@@ -106,6 +110,8 @@ def is_written_for_caller(source: SourceFile, target: ast.expr, operation: ast.e
     function = source.function(target)
     if not isinstance(target, ast.Name) or not isinstance(function, ast.FunctionDef):
         return False
+    if isinstance(source.statement(operation), ast.Assign) and not isinstance(operation, ast.Subscript):
+        return False  # ``mixed = x.mul_(a)`` goes on with the result
     if not _is_argument(source, target) or _is_returned(source, function, target.id):
         return False
     return not _is_read_behind(source, function.body, target.id, operation)
@@ -117,9 +123,18 @@ def _is_read_behind(source: SourceFile, body: Sequence[ast.stmt], name: str, ope
     end = source.span(operation)
     reads = (node for part in body for node in ast.walk(part) if isinstance(node, ast.Name))
     return any(
-        node.id == name and isinstance(node.ctx, ast.Load) and node not in inside and source.span(node) > end
+        node.id == name
+        and isinstance(node.ctx, ast.Load)
+        and node not in inside
+        and source.span(node) > end
+        and not _only_writes(source.statement(node), name)
         for node in reads
     )
+
+
+def _only_writes(statement: ast.stmt | None, name: str) -> bool:
+    """Whether all that the statement does is to write ``name`` itself once more: ``x /= x.std()`` after ``x -= m``."""
+    return statement is not None and written_root(statement) == name
 
 
 def is_read_afterwards(source: SourceFile, target: ast.expr, operation: ast.expr) -> bool:

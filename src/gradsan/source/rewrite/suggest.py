@@ -104,15 +104,17 @@ def clone_at_save(frame: Frame, name: str) -> Change | None:
     if statement is None:
         return None
     source, node = statement.source, statement.node
-    if name in assigned_names(node):
+    operations = [place.node for place in expressions_at(frame) if source.statement(place.node) is node]
+    within = operations[0] if len(operations) == 1 else node
+    # ``x /= x.std()``: the copy is for ``std``.
+    is_operand = isinstance(node, ast.AugAssign) and any(one is within for one in ast.walk(node.value))
+    if name in assigned_names(node) and not is_operand:
         binding = _binding(node, name)
         if binding is None:
             return None
         if binding.value is not None and _has_own_value(binding) and not isinstance(node, ast.AugAssign):
             return edited(source, wrapped(source, binding.value, node, "{}.clone()"), "clone_at_save")
         return insert_after(source, node, f"{name} = {name}.clone()", "clone_at_save")
-    operations = [place.node for place in expressions_at(frame) if source.statement(place.node) is node]
-    within = operations[0] if len(operations) == 1 else node
     reads = [place for place in _own(within) if _reads_whole(source, place, name)]
     edits = [Edit.insert(span.end_line, span.end_column, ".clone()") for span in map(source.span, reads)]
     return edited(source, edits, "clone_at_save")
