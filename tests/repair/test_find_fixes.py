@@ -57,6 +57,25 @@ b = w.sigmoid()
 b *= 2
 b.sum().backward()
 """
+SAVED_TWICE = """
+class Scaled(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(3, 3)
+        self.register_buffer("scale", torch.ones(3))
+    def forward(self, x):
+        y = super().forward(x) * self.scale
+        z = y.exp() * self.scale
+        self.scale.mul_(0.9)
+        return z.mean()
+net = Scaled()
+scale = net.scale
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    net(torch.randn(5, 3)).backward()
+    optimizer.step()
+print(scale.sum().item())
+"""
 TWO_STATES = """
 def run(cell, head, optimizer, fresh=True):
     for _ in range(2):
@@ -164,6 +183,14 @@ def test_two_faults_are_mended_one_after_the_other(tmp_path, monkeypatch):
     assert "a = a + 1" in text
     assert "b = b * 2" in text
     assert found.left is None
+
+
+def test_a_buffer_that_two_operations_have_saved_is_copied_for_each(tmp_path, monkeypatch):
+    found = search(tmp_path, monkeypatch, SAVED_TWICE)
+    text = found.patches[0].files[str(tmp_path / "main.py")].decode()
+    assert text.count("* self.scale.clone()") == 2
+    best = found.diagnoses[-1].fixes[0]
+    assert (best.kind, best.verification.training) == ("clone_before_mutation", "same")
 
 
 def test_what_one_statement_carries_beside_a_state_that_was_cut(tmp_path, monkeypatch):

@@ -125,7 +125,7 @@ class Judge:
     def _went_further(self, trial: Trial, before: Trial, patch: Patch) -> bool:
         if self.is_of_values:
             return _is_born_later(trial, before, patch)
-        return _progress(trial) > _progress(before) or _has_another_fault(trial, before)
+        return _progress(trial) > _progress(before) or _has_another_fault(trial, before, patch)
 
     def _ends_as_the_reference(self, comparison: Comparison, training: Training, trial: Trial, patch: Patch) -> bool:
         """Whether the healed original ends with the same error, which is another fault, after an equal training."""
@@ -250,21 +250,24 @@ def _is_born_later(trial: Trial, before: Trial, patch: Patch) -> bool:
         return False
     if last.nonfinite.round != first.nonfinite.round:
         return last.nonfinite.round > first.nonfinite.round
-    return bool(_birthplaces(last, patch) - _birthplaces(first, Patch()))
+    return bool(_places("origin", last, patch) - _places("origin", first, Patch()))
 
 
-def _birthplaces(fault: Diagnosis, patch: Patch) -> set[tuple[str, int]]:
-    frames = [label.frame for label in fault.labels if label.role == "origin"]
-    return {(frame.file, patch.line_before(frame.file, frame.line)[0]) for frame in frames}
-
-
-def _has_another_fault(trial: Trial, before: Trial) -> bool:
-    """Whether the program ends no earlier, and with writes that had not been reported before."""
+def _has_another_fault(trial: Trial, before: Trial, patch: Patch) -> bool:
+    """Whether the program ends no earlier, and with writes, or at a save, that had not been reported before."""
     if _progress(trial) < _progress(before) or not faults_of(trial):
         return False
+    fault = faults_of(trial)[0]
     known = frozenset().union(*before.written)
-    written = trial.written[trial.diagnoses.index(faults_of(trial)[0])]
-    return bool(written - known)
+    is_new_write = bool(trial.written[trial.diagnoses.index(fault)] - known)
+    # A buffer that several operations have saved: a copy for one of them leaves the others.
+    earlier = set().union(*(_places("saved", one, Patch()) for one in before.diagnoses))
+    return is_new_write or bool(_places("saved", fault, patch) - earlier)
+
+
+def _places(role: str, fault: Diagnosis, patch: Patch) -> set[tuple[str, int, str | None]]:
+    labels = [label for label in fault.labels if label.role == role]
+    return {(one.frame.file, patch.line_before(one.frame.file, one.frame.line)[0], one.op) for one in labels}
 
 
 COST_TOLERANCE = 0.02
@@ -353,7 +356,8 @@ def measured(tried: Sequence[Tried], measure: Callable[[Sequence[Patch]], Sequen
     Only those are run once more: costs break ties.
     """
     passed = [number for number, one in enumerate(tried) if one.passed]
-    ranks = {number: (*_standing(tried[number]), _size_if_changed(tried[number])) for number in passed}
+    sizes = [0 if one.fix.meaning == "preserved" else one.patch.size for one in tried]
+    ranks = {number: (*_standing(tried[number]), sizes[number]) for number in passed}
     compared = [number for number in passed if ranks[number] == min(ranks.values())]
     measures = measure([tried[number].patch for number in compared]) if len(compared) > 1 else ()
     found = dict(zip(compared, measures, strict=False))
@@ -400,10 +404,6 @@ def _standing(tried: Tried) -> tuple[int, bool]:
     # A fix that was not compared (no reference) may declare that it does not preserve the training.
     closeness = _VERDICTS.index(verdict) if verdict in _VERDICTS else 0 if is_preserved else len(_VERDICTS)
     return closeness, not is_preserved and not is_implied(tried.fix)
-
-
-def _size_if_changed(tried: Tried) -> int:
-    return 0 if tried.fix.meaning == "preserved" else tried.patch.size
 
 
 def _with_cost(tried: Tried, cost: Cost, leanest: Cost) -> Tried:
