@@ -52,8 +52,9 @@ def test_what_is_not_there_is_none() -> None:
 
 
 def test_every_name_that_is_wrapped_is_read_as_python_reads_it() -> None:
-    for one in writes.plan(log.make_core(False)):
-        assert standing(one.owner, one.name) is getattr(one.owner, one.name)
+    for one in writes.plan(log.make_core(False)).replacements:
+        for name in one.wrappers:
+            assert standing(one.owner, name) is getattr(one.owner, name)
 
 
 def test_undoing_puts_back_own_attributes_and_removes_inherited_ones() -> None:

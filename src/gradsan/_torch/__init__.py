@@ -195,12 +195,13 @@ from gradsan._torch.nodes import (
     was_freed,
 )
 from gradsan._torch.operations import (
+    ShownToJit,
+    ShownToModes,
     all_schemas,
     checked_operator,
     dress,
     function_apply,
     function_namespaces,
-    introduce_to_jit,
     marks_of,
     operator_called,
     operator_class,
@@ -209,7 +210,6 @@ from gradsan._torch.operations import (
     package_folder,
     parameters_of,
     script_compilers,
-    show_to_modes,
     taking_activations,
     variable_function,
     vf_module,

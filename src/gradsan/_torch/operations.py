@@ -119,55 +119,66 @@ def vf_module() -> Any:
     return torch._VF
 
 
-def introduce_to_jit(pairs: Iterable[tuple[Any, Any]]) -> Callable[[], None]:
-    """Make ``torch.jit.script`` accept wrappers in place of their builtins; return a function that undoes that.
+class ShownToJit:
+    """Wrappers that ``torch.jit.script`` accepts in place of their builtins, from ``put`` to ``undo``.
 
     Missing table: nothing is done, and scripting a function that calls a wrapper fails with an unknown builtin.
     """
-    table_of = getattr(_jit_builtins, "_get_builtin_table", None)
-    if table_of is None:
-        return lambda: None
-    table = table_of()
-    added = {id(wrapper): table[id(original)] for original, wrapper in pairs if id(original) in table}
-    table.update(added)
 
-    def undo() -> None:
-        for key in added:
-            table.pop(key, None)
+    def __init__(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+        """Look up what the compiler's table has for each original of the (original, wrapper)."""
+        table_of = getattr(_jit_builtins, "_get_builtin_table", None)
+        self._table: dict[int, str] = {} if table_of is None else table_of()
+        known = self._table
+        self._added = {id(wrapper): known[id(original)] for original, wrapper in pairs if id(original) in known}
 
-    return undo
+    def put(self) -> None:
+        """Add the wrappers to the table."""
+        self._table.update(self._added)
+
+    def undo(self) -> None:
+        """Remove them."""
+        for key in self._added:
+            self._table.pop(key, None)
 
 
-def show_to_modes(pairs: Iterable[tuple[Any, Any]]) -> Callable[[], None]:
-    """Pass wrappers to ``__torch_function__`` in place of their originals; return a function that undoes that.
+class ShownToModes:
+    """Wrappers that ``__torch_function__`` is given in place of their originals, from ``put`` to ``undo``.
 
     Programs, and passes over graphs of ``torch.fx``, test ``func is torch.add``. A builtin looks itself up in a type
     that can only be changed through its dictionary; an operator in Python refers to itself by a closure variable.
     Missing type: there ``is`` distinguishes the wrapper from the builtin, and ``==`` does not.
     """
-    kind = type(getattr(torch._C, "_VariableFunctions", None))
-    entries: dict[str, Any] = gc.get_referents(vars(kind))[0]
-    builtins: list[tuple[str, Any]] = []
-    closures: list[tuple[Any, Any]] = []
-    for original, wrapper in pairs:
-        name = getattr(original, "__name__", "")
-        entry = entries.get(name)
-        if isinstance(entry, staticmethod) and entry.__func__ is original:
-            entries[name] = staticmethod(wrapper)
-            builtins.append((name, entry))
-        for cell in getattr(original, "__closure__", None) or ():
-            if cell.cell_contents is original:
-                cell.cell_contents = wrapper
-                closures.append((cell, original))
-    _forget_attributes(kind)
 
-    def undo() -> None:
-        entries.update(builtins)
-        for cell, original in closures:
+    def __init__(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+        """Find where each original of the (original, wrapper) refers to itself."""
+        self._kind = type(getattr(torch._C, "_VariableFunctions", None))
+        self._entries: dict[str, Any] = gc.get_referents(vars(self._kind))[0]
+        self._before: dict[str, Any] = {}
+        self._wrappers: dict[str, Any] = {}
+        self._cells: list[tuple[Any, Any, Any]] = []
+        for original, wrapper in pairs:
+            name = getattr(original, "__name__", "")
+            entry = self._entries.get(name)
+            if isinstance(entry, staticmethod) and entry.__func__ is original:
+                self._before[name], self._wrappers[name] = entry, staticmethod(wrapper)
+            for cell in getattr(original, "__closure__", None) or ():
+                if cell.cell_contents is original:
+                    self._cells.append((cell, original, wrapper))
+
+    def put(self) -> None:
+        """Put the wrappers there."""
+        self._entries.update(self._wrappers)
+        for cell, _, wrapper in self._cells:
+            cell.cell_contents = wrapper
+        _forget_attributes(self._kind)
+
+    def undo(self) -> None:
+        """Restore the originals."""
+        self._entries.update(self._before)
+        for cell, original, _ in self._cells:
             cell.cell_contents = original
-        _forget_attributes(kind)
-
-    return undo
+        _forget_attributes(self._kind)
 
 
 def _forget_attributes(kind: type) -> None:

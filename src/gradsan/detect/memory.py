@@ -166,7 +166,9 @@ class Uncounted(Detector):
 
             watched = core.listener(original, None, called)
             patches.set(owner, name, watched)
-            patches.on_undo(_torch.show_to_modes([(original, watched)]))
+            shown = _torch.ShownToModes([(original, watched)])
+            shown.put()
+            patches.on_undo(shown.undo)
 
         self._watch_data(patches, guard)
         for name in ("unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes"):

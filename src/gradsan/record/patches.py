@@ -14,11 +14,13 @@ import ctypes
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
-_ABSENT = object()
+ABSENT: Any = object()
+"""In place of an attribute that its owner inherits, or does not have."""
 
 
 def standing(owner: Any, name: str) -> Any:
@@ -38,19 +40,32 @@ def standing(owner: Any, name: str) -> Any:
     return getattr(owner, name, None)
 
 
+class _Replaced(NamedTuple):
+    """Attributes of one owner that were replaced together: by name, what the owner itself had, and what it has now."""
+
+    owner: Any
+    before: Mapping[str, Any]
+    values: Mapping[str, Any]
+
+
 class Patches:
     """Replaced attributes, to be restored when gradsan is switched off."""
 
     def __init__(self) -> None:
         """Start with nothing replaced."""
-        self._replaced: list[tuple[Any, str, Any, Any]] = []
+        self._replaced: list[_Replaced] = []
         self._actions: list[Callable[[], None]] = []
         self._spared: Spared = []
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Replace ``owner.name``; undoing restores it, or deletes it where it was only inherited."""
-        self._replaced.append((owner, name, vars(owner).get(name, _ABSENT), value))
-        self._put(owner, name, value)
+        self.set_all(owner, {name: value})
+
+    def set_all(self, owner: Any, values: Mapping[str, Any]) -> None:
+        """Replace the attributes of ``owner`` that ``values`` names."""
+        members = vars(owner)
+        self._replaced.append(_Replaced(owner, {name: members.get(name, ABSENT) for name in values}, values))
+        self._put(owner, values)
 
     @contextmanager
     def aside(self, which: Callable[[Any, Any], bool]) -> Iterator[dict[int, Any]]:
@@ -61,22 +76,23 @@ class Patches:
         """
         places: dict[tuple[int, str], tuple[Any, str, Any, Any]] = {}
         originals: dict[int, Any] = {}
-        for owner, name, own, value in self._replaced:
-            # Of an attribute replaced twice, the first original and the last replacement count.
-            original = places.get((id(owner), name), (owner, name, own, value))[2]
-            if which(owner, original) and original is not _ABSENT:
-                places[id(owner), name] = (owner, name, original, value)
-                originals[id(value)] = original
+        for owner, before, values in self._replaced:
+            for name, value in values.items():
+                # Of an attribute replaced twice, the first original and the last replacement count.
+                original = places.get((id(owner), name), (owner, name, before[name], value))[2]
+                if which(owner, original) and original is not ABSENT:
+                    places[id(owner), name] = (owner, name, original, value)
+                    originals[id(value)] = original
         changed = [place for place in places.values() if vars(place[0]).get(place[1]) is place[3]]
         for owner, name, original, _ in changed:
-            self._put(owner, name, original)
+            self._put(owner, {name: original})
         try:
             yield originals
         finally:
-            still = {id(value) for *_, value in self._replaced}
+            still = {id(value) for one in self._replaced for value in one.values.values()}
             for owner, name, original, value in changed:
                 if id(value) in still and vars(owner).get(name) is original:
-                    self._put(owner, name, value)
+                    self._put(owner, {name: value})
 
     def on_undo(self, action: Callable[[], None]) -> None:
         """Run ``action`` when everything is undone."""
@@ -85,25 +101,32 @@ class Patches:
     def undo(self) -> None:
         """Restore everything, the last replaced first; attributes that others have replaced since are left alone."""
         while self._replaced:
-            owner, name, own, value = self._replaced.pop()
-            if vars(owner).get(name, _ABSENT) is not value:
-                continue
-            self._put(owner, name, own)
+            owner, before, values = self._replaced.pop()
+            members = vars(owner)
+            own = {name: before[name] for name, value in values.items() if members.get(name, ABSENT) is value}
+            self._put(owner, own)
         self._spared.clear()
         while self._actions:
             self._actions.pop()()
 
-    def _put(self, owner: Any, name: str, value: Any) -> None:
-        if name not in _BESIDE:
-            # Nearly all attributes, and there are thousands.
-            _write(owner, name, value)
+    def _put(self, owner: Any, values: Mapping[str, Any]) -> None:
+        if isinstance(owner, ModuleType) and type(owner).__setattr__ is ModuleType.__setattr__:
+            # There are thousands, and a module's attributes are its dictionary.
+            members = vars(owner)
+            members.update(values)
+            for name in [name for name, value in values.items() if value is ABSENT]:
+                del members[name]
             return
-        with kept(owner, name, self._spared):
-            _write(owner, name, value)
+        for name, value in values.items():
+            if name in _BESIDE:
+                with kept(owner, name, self._spared):
+                    _write(owner, name, value)
+            else:
+                _write(owner, name, value)
 
 
 def _write(owner: Any, name: str, value: Any) -> None:
-    if value is _ABSENT:
+    if value is ABSENT:
         delattr(owner, name)
     else:
         setattr(owner, name, value)

@@ -79,7 +79,7 @@ class Recorder:
         self.conflicts: list[Conflict] = Found(self._found)
         self.failures: list[Failure] = Found(self._found)
         self.nonfinite: list[NonFinite] = []
-        self._replacements: list[writes.Replacement] | None = None
+        self._plan: writes.Plan | None = None
         self._stretches: dict[int, str] = {}
         self._stretch_numbers = itertools.count(1)
         self._lock = threading.Lock()
@@ -115,9 +115,9 @@ class Recorder:
         self.guard.install("steps", partial(self.steps.install, self.patches))
 
     def _watch_operations(self) -> None:
-        if self._replacements is None:
-            self._replacements = writes.plan(self.core)
-        writes.install(self.core, self.patches, self._replacements)
+        if self._plan is None:
+            self._plan = writes.plan(self.core)
+        writes.install(self.core, self.patches, self._plan)
 
     def _follow_modes(self) -> None:
         self.listeners.call_before_backward(self.demands.before_backward, bool(self.demands.stop))

@@ -8,7 +8,7 @@ table of them has their wrappers, too.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ import torch
 from gradsan import _torch
 from gradsan.record import writers
 from gradsan.record.log import Core
-from gradsan.record.patches import Patches, standing
+from gradsan.record.patches import ABSENT, Patches
 
 
 def let_scripts_compile(patches: Patches) -> None:
@@ -50,57 +50,65 @@ def _is_function_of_torch(owner: Any, original: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Replacement:
-    """A name of torch, its original, and the wrapper that replaces it while gradsan is on."""
+class Replacements:
+    """Wrappers for names of ``owner``, and by the same names what the owner itself has while gradsan is off."""
 
     owner: Any
-    name: str
-    original: Any
-    wrapper: Any
+    wrappers: Mapping[str, Any]
+    before: Mapping[str, Any]
 
 
-def plan(core: Core) -> list[Replacement]:
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Every name of torch that is replaced, by its owner, and the (original, wrapper) of each."""
+
+    replacements: tuple[Replacements, ...]
+    pairs: tuple[tuple[Any, Any], ...]
+    for_jit: _torch.ShownToJit
+    for_modes: _torch.ShownToModes
+
+
+def plan(core: Core) -> Plan:
     """Return a wrapper for every writing method and function, and for every one that may make Nodes.
 
     This takes a quarter of a second, so a recorder does it once. It reads torch's own names, so it must be
     called while gradsan is off.
     """
-    wrappers: dict[int, Any] = {}
+    wrappers: dict[int, tuple[Any, Any]] = {}
+    named: dict[int, tuple[Any, dict[str, Any]]] = {}
 
-    def wrapped(function: Any, name: str, writer: writers.Writer | None) -> Any:
+    def replace(owner: Any, name: str, function: Any, op: str, writer: writers.Writer | None) -> None:
         known = wrappers.get(id(function))
         if known is None:
-            known = wrappers[id(function)] = _wrapped(core, function, name, writer)
-        return known
+            known = wrappers[id(function)] = (function, _wrapped(core, function, op, writer))
+        named.setdefault(id(owner), (owner, {}))[1].setdefault(name, known[1])
 
-    replacements = [
-        Replacement(torch.Tensor, writer.op, function, wrapped(function, writer.op, writer))
-        for writer in writers.tensor_methods()
-        if (function := getattr(torch.Tensor, writer.op)) is not None
-    ]
+    for writer in writers.tensor_methods():
+        function = getattr(torch.Tensor, writer.op)
+        if function is not None:
+            replace(torch.Tensor, writer.op, function, writer.op, writer)
     writing = list(writers.functions())
-    replacements += [
-        Replacement(namespace, name, function, wrapped(function, name, writer))
-        for namespace, name, function, writer in writing
-    ]
-    replacements += [
-        Replacement(namespace, name, function, wrapped(function, name, None))
-        for namespace, name, function in writers.operations(writing)
-    ]
-    return replacements
+    for namespace, name, function, writer in writing:
+        replace(namespace, name, function, name, writer)
+    for namespace, name, function in writers.operations(writing):
+        replace(namespace, name, function, name, None)
+    replacements = tuple(
+        Replacements(owner, own, {name: vars(owner).get(name, ABSENT) for name in own}) for owner, own in named.values()
+    )
+    pairs = tuple(wrappers.values())
+    return Plan(replacements, pairs, _torch.ShownToJit(pairs), _torch.ShownToModes(pairs))
 
 
-def install(core: Core, patches: Patches, replacements: list[Replacement]) -> None:
+def install(core: Core, patches: Patches, plan: Plan) -> None:
     """Put the wrappers in place. A name that others have replaced meanwhile is left alone."""
-    for replacement in replacements:
-        owner, name = replacement.owner, replacement.name
-        if standing(owner, name) is not replacement.original:
-            continue
-        patches.set(owner, name, replacement.wrapper)
-    pairs = [(each.original, each.wrapper) for each in replacements]
-    patches.on_undo(_torch.introduce_to_jit(pairs))
-    patches.on_undo(_torch.show_to_modes(pairs))
-    _lead_defaults(patches, replacements)
+    for one in plan.replacements:
+        members, before = vars(one.owner), one.before
+        own = {name: wrapper for name, wrapper in one.wrappers.items() if members.get(name, ABSENT) is before[name]}
+        patches.set_all(one.owner, own)
+    for shown in (plan.for_jit, plan.for_modes):
+        shown.put()
+        patches.on_undo(shown.undo)
+    _lead_defaults(patches, plan.pairs)
     owner, name, function = _torch.function_apply()
     patches.set(owner, name, classmethod(_wrapped(core, function, name, None)))
     core.watch_indexing(True)
@@ -112,9 +120,9 @@ def install(core: Core, patches: Patches, replacements: list[Replacement]) -> No
         patches.set(*asked)
 
 
-def _lead_defaults(patches: Patches, replacements: list[Replacement]) -> None:
+def _lead_defaults(patches: Patches, pairs: Iterable[tuple[Any, Any]]) -> None:
     """Make torch's own defaults the wrappers: layers check whether their activation *is* the function of that name."""
-    wrappers = {id(each.original): each.wrapper for each in replacements}
+    wrappers = {id(original): wrapper for original, wrapper in pairs}
     for function in _torch.taking_activations():
         before = function.__defaults__
         if before:
