@@ -65,6 +65,12 @@ def is_own_file(file: str) -> bool:
     return file.startswith(_GRADSAN) or os.path.realpath(file).startswith(_GRADSAN)
 
 
+def is_of_program(stack: Any) -> bool:
+    """Whether the program's own code is at the top of a stack, and not a library's or gradsan's."""
+    file = stack.codes[0].co_filename if stack.codes else ""
+    return bool(file) and is_user_file(file) and not is_own_file(file)
+
+
 def symbolise(stack: Any) -> Site:
     """Convert a raw stack (innermost first) to a Site (outermost first), without frames of gradsan and its command.
 

@@ -23,7 +23,7 @@ from gradsan.detect.one_tensor.second_names import at_line
 from gradsan.model import Clue, Failure
 from gradsan.record.detector import Run
 from gradsan.record.ledger import RawWrite
-from gradsan.record.stacks import is_user_file, symbolise
+from gradsan.record.stacks import is_of_program, is_user_file, symbolise
 
 _PARTS, _ELEMENTS, _DISTINCT = 32, 2**14, 8
 _TIMES, _NEAR = 3, 1e-3
@@ -55,7 +55,7 @@ class ChangedArrays:
         """Note an array that was passed to torch, which has made ``tensor`` of it."""
         root, place = _root_and_place(array)
         is_small = root is not None and torch.is_floating_point(tensor) and _DISTINCT <= tensor.numel() <= _ELEMENTS
-        if self._described or not is_small or stack in self._refuted or not _is_of_program(stack):
+        if self._described or not is_small or stack in self._refuted or not is_of_program(stack):
             return
         before = self._parts.get(place)
         if before is None or before.root() is not root or before.stack != stack:
@@ -179,7 +179,3 @@ def _factor(before: torch.Tensor, now: torch.Tensor) -> float | None:
 def _own_code(stack: Any) -> Any:
     """Return the program's own function at the top of a stack."""
     return next((code for code in stack.codes if is_user_file(code.co_filename)), None)
-
-
-def _is_of_program(stack: Any) -> bool:
-    return bool(stack.codes) and is_user_file(stack.codes[0].co_filename)

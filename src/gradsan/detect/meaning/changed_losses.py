@@ -20,7 +20,7 @@ from gradsan.model import Clue, Failure
 from gradsan.originals.meant import Value, place_of
 from gradsan.record.detector import Detector, Run
 from gradsan.record.ledger import QUIET_KINDS, RawWrite, call_that_made
-from gradsan.record.stacks import is_own_file, is_user_file, symbolise
+from gradsan.record.stacks import is_of_program, symbolise
 from gradsan.record.steps import RawBackward
 
 ROW = "loss_changed"
@@ -61,7 +61,7 @@ class ChangedLosses(Detector):
         given = self._uncounted.replacement_of(loss)
         if given is not None and given.clock > made.clock:
             found.append((given.clock, given.stack, "data ="))
-        own = [one for one in found if _is_of_program(one[1])]
+        own = [one for one in found if is_of_program(one[1])]
         if not own or own[0][1] in self._described:
             return
         _, stack, op = min(own, key=lambda one: one[0])
@@ -75,8 +75,3 @@ class ChangedLosses(Detector):
         value = Value(storage, place_of(loss), loss.grad_fn, int(loss.output_nr))
         meant = self._meant.deviation(value, raws, entry.outputs) if given is None else None
         self._found(Failure(ROW, "", "", symbolise(entry.stack), clues, raised=False, if_meant=meant))
-
-
-def _is_of_program(stack: Any) -> bool:
-    file = stack.codes[0].co_filename if stack.codes else ""
-    return bool(file) and is_user_file(file) and not is_own_file(file)

@@ -29,7 +29,7 @@ from gradsan.overlap import overlap
 from gradsan.record import ledger
 from gradsan.record.detector import Run
 from gradsan.record.ledger import QUIET_KINDS, RawWrite
-from gradsan.record.stacks import is_own_file, is_user_file, symbolise, within_torch
+from gradsan.record.stacks import is_of_program, is_own_file, is_user_file, symbolise, within_torch
 from gradsan.record.steps import RawBackward, read_backward
 
 ROW = "value_changed"
@@ -249,7 +249,7 @@ def _made_before(node: Any, sequence: int) -> int | None:
 
 def _is_of_program(stack: Any, *, is_handed_out: bool) -> bool:
     """Whether the program's code is at the top of a stack; deep mode has a wrapper around export functions."""
-    files = [code.co_filename for code in stack.codes]
-    own = itertools.dropwhile(is_own_file, files) if is_handed_out else files
-    file = next(iter(own), "")
-    return bool(file) and is_user_file(file) and not is_own_file(file)
+    if not is_handed_out:
+        return is_of_program(stack)
+    file = next(itertools.dropwhile(is_own_file, (code.co_filename for code in stack.codes)), "")
+    return bool(file) and is_user_file(file)

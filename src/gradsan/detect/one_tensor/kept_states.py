@@ -30,7 +30,7 @@ from gradsan.graph.variables import kind_of
 from gradsan.model import Clue, Failure, Site
 from gradsan.record.detector import Detector, Guard, Run
 from gradsan.record.patches import Patches, standing
-from gradsan.record.stacks import is_own_file, is_user_file, symbolise
+from gradsan.record.stacks import is_of_program, symbolise
 
 RESTORED, ONE = "state_restored_itself", "states_are_one"
 _TENSORS, _STATES, _SEARCHES = 16, 256, 32
@@ -91,7 +91,7 @@ class KeptStates(Detector):
         patches.set(nn.Module, "load_state_dict", core.listener(take, taken, None))
 
     def _given(self, module: nn.Module, state: Any, stack: Any, frame: FrameType) -> None:
-        if not _is_of_program(stack) or not isinstance(state, Mapping):
+        if not is_of_program(stack) or not isinstance(state, Mapping):
             return
         self._compare(module, stack, frame)
         if any(one.module() is module and one.tensor() is not None for one in self._states):
@@ -102,7 +102,7 @@ class KeptStates(Detector):
         self._states = [*kept[-_STATES:], _State(weakref.ref(module), stack, noted)]
 
     def _taken(self, module: nn.Module, state: Any, stack: Any, frame: FrameType) -> None:
-        if not _is_of_program(stack) or not isinstance(state, Mapping):
+        if not is_of_program(stack) or not isinstance(state, Mapping):
             return
         self._compare(module, stack, frame)
         own = {_torch.storage_or_none(one) for one in (*module.parameters(), *module.buffers())}
@@ -168,8 +168,3 @@ class KeptStates(Detector):
             Clue("written", site, name=name, op="load_state_dict", values=values),
         )
         self._found(Failure(row, "", "", site, clues, raised=False))
-
-
-def _is_of_program(stack: Any) -> bool:
-    code = stack.codes[0] if stack.codes else None
-    return code is not None and is_user_file(code.co_filename) and not is_own_file(code.co_filename)

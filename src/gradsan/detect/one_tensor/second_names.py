@@ -33,7 +33,7 @@ from gradsan.heuristics import is_named_in_place
 from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Detector, Run
 from gradsan.record.ledger import QUIET_KINDS, RawWrite
-from gradsan.record.stacks import is_own_file, is_user_file, symbolise
+from gradsan.record.stacks import is_of_program, is_user_file, symbolise
 from gradsan.record.steps import RawBackward
 
 NAMED, LISTED, GIVEN = "second_name_changed", "list_of_one", "argument_changed"
@@ -89,7 +89,7 @@ class SecondNames(Detector):
 
     def _judge(self, entry: RawBackward, raws: list[RawWrite]) -> Iterator[Failure]:
         last, stack = raws[-1], raws[0].stack
-        if not _is_of_program(stack):
+        if not is_of_program(stack):
             return
         found = _second_name(raws) if _may_have_second_name(stack) else None
         found = found or _argument(last) or _returned(last) or _collected(raws, sys._getframe(1))
@@ -185,11 +185,6 @@ def _is_held(name: str, storage: int, frame: FrameType | None) -> bool | None:
             found = _torch.storage_or_none(held) == storage
         frame = frame.f_back
     return found
-
-
-def _is_of_program(stack: Any) -> bool:
-    code = stack.codes[0] if stack.codes else None
-    return code is not None and is_user_file(code.co_filename) and not is_own_file(code.co_filename)
 
 
 def _may_have_second_name(stack: Any) -> bool:

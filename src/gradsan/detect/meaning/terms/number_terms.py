@@ -35,7 +35,7 @@ from gradsan.detect.meaning.terms.cut_terms import ROW, numbers_below
 from gradsan.model import Clue, Failure, Frame
 from gradsan.record.detector import Run
 from gradsan.record.patches import Patches, standing
-from gradsan.record.stacks import is_own_file, is_user_file, symbolise
+from gradsan.record.stacks import is_of_program, symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
 _LINES, _NUMBERS, _USES, _OF_A_LINE = 256, 256, 64, 8
@@ -138,7 +138,7 @@ class NumberTerms(RoundDetector):
 
     def _note(self, name: str, tensor: Any, result: Any, stack: Any) -> None:
         values = list(_floats(result))
-        if not values or not _is_of_program(stack):
+        if not values or not is_of_program(stack):
             return
         # CPython specialises instructions, which changes offsets, so one line has several stacks.
         line = symbolise(stack).user_frame
@@ -272,9 +272,3 @@ def _atoms(roots: tuple[Any, ...]) -> Iterator[int]:
 def _at_one_line(line: Frame, stack: Any) -> bool:
     other = symbolise(stack).user_frame
     return other is not None and (line.file, line.line) == (other.file, other.line)
-
-
-def _is_of_program(stack: Any) -> bool:
-    """Whether the program's own code took the number, not torch for printing or checks."""
-    code = stack.codes[0] if stack.codes else None
-    return code is not None and is_user_file(code.co_filename) and not is_own_file(code.co_filename)
