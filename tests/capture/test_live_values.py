@@ -19,7 +19,7 @@ def kept(tensor):
 
 def are_as_saved(live):
     core = log.make_core(False)
-    return Comparing(core, KnownOutside(core)).are_as_saved(live)
+    return Comparing(core, KnownOutside(core)).are_as_saved(live, is_part=False)
 
 
 @pytest.fixture(params=[True, False], ids=["native", "pure"])
@@ -32,7 +32,7 @@ def values(request):
 
 def values_of(count, values):
     live = LiveValues(values)
-    live.walked(count)
+    live.walked(count, is_part=False)
     all_kept = [kept(torch.ones(3)) for _ in range(count)]
     for one in all_kept:
         values.add(one)
@@ -82,20 +82,20 @@ def test_now_and_then_the_graph_is_walked_all_the_same(values):
 
 def test_of_many_other_graphs_the_values_are_not_all_looked_at(values):
     live, held = values_of(600, values)
-    live.walked(3)
+    live.walked(3, is_part=False)
     assert not are_as_saved(live)
-    assert live.may_lie_in({0})
+    assert live.may_lie_in({0}, is_part=False)
     held.clear()
     assert are_as_saved(live)
-    assert not live.may_lie_in({0})
+    assert not live.may_lie_in({0}, is_part=False)
 
 
 def test_values_in_written_storages_are_known(values):
     live, held = values_of(10, values)
     written = held[3].alias.untyped_storage()._cdata
-    assert live.may_lie_in({0, written})
-    assert not live.may_lie_in({0})
-    assert not live.may_lie_in(())
+    assert live.may_lie_in({0, written}, is_part=False)
+    assert not live.may_lie_in({0}, is_part=False)
+    assert not live.may_lie_in((), is_part=False)
 
 
 def test_dead_values_are_forgotten(values):
@@ -111,7 +111,7 @@ def test_a_training_walks_few_of_its_graphs(monkeypatch):
     live = LiveValues(deep._values)
     gc.collect()
     monkeypatch.setattr(deep, "live", live)
-    monkeypatch.setattr(live, "walked", lambda reached: walked.append(reached) or LiveValues.walked(live, reached))
+    monkeypatch.setattr(live, "walked", lambda *told: walked.append(told[0]) or LiveValues.walked(live, *told))
     layer = torch.nn.Linear(3, 3)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     with gradsan.watch("deep") as watched:
@@ -136,3 +136,25 @@ def test_what_changes_after_many_right_rounds_is_measured():
             loss.backward()
     [found] = [one for one in watched.report.diagnoses if one.silent]
     assert abs(found.gradient.relative_error - 2) < 1e-6
+
+
+def test_of_a_long_graph_the_part_that_leads_to_the_inputs_is_walked(monkeypatch):
+    deep, walked = recorder().watching.deep, []
+    live = LiveValues(deep._values)
+    gc.collect()
+    monkeypatch.setattr(deep, "live", live)
+    monkeypatch.setattr(live, "walked", lambda *told: walked.append(told) or LiveValues.walked(live, *told))
+    weight = torch.ones(3, requires_grad=True)
+    with gradsan.watch("deep") as watched:
+        for number in range(200):
+            factor = torch.full((3,), 0.5)
+            loss = (weight.tanh() * factor).sum()
+            if number == 190:
+                factor.data.mul_(3)
+            (step,) = torch.autograd.grad(loss, weight, create_graph=True)
+            weight = weight - 0.1 * step
+        weight.sum().backward()
+    assert max(reached for reached, is_part in walked if is_part) < 10
+    assert max(reached for reached, is_part in walked if not is_part) > 500
+    found = [one for one in watched.report.diagnoses if one.silent]
+    assert abs(found[0].gradient.relative_error - 2) < 1e-6

@@ -100,15 +100,16 @@ class ChangedValues(Detector):
 
     def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Scan every backward that may read a written value, as ``listeners.BeforeBackward``."""
-        if self._keeps(self._recent.by_storage()):
-            self._look(entry, tuple(args[3]) if len(args) > 3 and args[3] else ())
+        inputs = tuple(args[3]) if len(args) > 3 and args[3] else ()
+        if self._keeps(self._recent.by_storage(), walk.oldest_of(inputs) > 0):
+            self._look(entry, inputs)
 
     def _look(self, entry: RawBackward, inputs: tuple[Any, ...]) -> None:
         writes = self._recent.by_storage()
         if not writes:
             return
         backward = read_backward(entry)
-        order = walk.engine_order(backward.roots, inputs, backward.via == "backward")
+        order = walk.engine_order(backward.roots, inputs, backward.via == "backward", walk.oldest_of(inputs))
         by_number = {number: node for node in order if (number := _torch.node_sequence(node)) is not None}
         for number, node in by_number.items():
             for slot, saved in _torch.saved_slots(node):

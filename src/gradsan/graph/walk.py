@@ -48,27 +48,39 @@ class Crossing(NamedTuple):
     output: int
 
 
-def engine_order(roots: Iterable[Any], inputs: tuple[Any, ...] = (), accumulates: bool = True) -> list[Any]:
+def oldest_of(inputs: Iterable[Any]) -> int:
+    """Return the number of the oldest Node that made one of ``inputs``; 0 if one is a leaf, or there is none.
+
+    A backward with these inputs runs no older Node, in graphs that one thread has made.
+    """
+    nodes = [getattr(one, "node", None) or getattr(one, "grad_fn", None) for one in inputs]
+    return min((0 if node is None else _torch.node_sequence(node) or 0 for node in nodes), default=0)
+
+
+def engine_order(
+    roots: Iterable[Any], inputs: tuple[Any, ...] = (), accumulates: bool = True, since: int = 0
+) -> list[Any]:
     """Return the Nodes that a backward from ``roots`` runs, in the order in which the engine runs them on one device.
 
     The engine takes the youngest Node of those whose consumers have all run; Nodes of several threads make the two
     conditions differ. With ``inputs`` (tensors or GradientEdges), Nodes that lead to none of them are left out;
     ``accumulates`` distinguishes ``backward(inputs=...)``, which runs the inputs' own Nodes, from ``grad``, which does
-    not. AccumulateGrad Nodes, which save nothing, are left out. Of a graph of more than ``NODES_WALKED`` Nodes only the
-    youngest are returned, whatever ``inputs``. Within ``SHARED`` the list is shared: do not modify it.
+    not. AccumulateGrad Nodes, which save nothing, are left out, and so are Nodes older than ``since``, with all behind
+    them. Of a graph of more than ``NODES_WALKED`` Nodes only the youngest are returned, whatever ``inputs``. Within
+    ``SHARED`` the list is shared: do not modify it.
     """
     starts = list(dict.fromkeys(roots))
     if not SHARED.depth:
-        return _in_order(starts, inputs, accumulates)
-    key = (*map(id, starts), None, *map(id, inputs), accumulates)
+        return _in_order(starts, inputs, accumulates, since)
+    key = (*map(id, starts), None, *map(id, inputs), accumulates, since)
     if key not in SHARED.known:
         # The key's ids stay valid: the entry keeps these objects alive.
-        SHARED.known[key] = (starts, inputs), _in_order(starts, inputs, accumulates)
+        SHARED.known[key] = (starts, inputs), _in_order(starts, inputs, accumulates, since)
     return SHARED.known[key][1]
 
 
-def _in_order(starts: list[Any], inputs: tuple[Any, ...], accumulates: bool) -> list[Any]:
-    youngest, consumers = _youngest_first(starts)
+def _in_order(starts: list[Any], inputs: tuple[Any, ...], accumulates: bool, since: int) -> list[Any]:
+    youngest, consumers = _youngest_first(starts, since)
     if consumers is None:
         return youngest
     order = _when_ready(starts, consumers)
@@ -100,7 +112,7 @@ def each_behind(roots: Iterable[Any]) -> Iterator[Any]:
                 waiting.append(child)
 
 
-def _youngest_first(starts: list[Any]) -> tuple[list[Any], dict[Any, int] | None]:
+def _youngest_first(starts: list[Any], since: int) -> tuple[list[Any], dict[Any, int] | None]:
     """Return at most ``NODES_WALKED`` Nodes, and the number of edges into each (None if there are more Nodes)."""
     order: list[Any] = []
     consumers: dict[Any, int] = dict.fromkeys(starts, 0)
@@ -114,7 +126,7 @@ def _youngest_first(starts: list[Any]) -> tuple[list[Any], dict[Any, int] | None
         node = heapq.heappop(waiting)[2]
         order.append(node)
         for child, _ in node.next_functions:
-            if child is None:
+            if child is None or (since and (_torch.node_sequence(child) or since) < since):
                 continue
             if child not in consumers:
                 consumers[child] = 0
@@ -134,7 +146,7 @@ def _when_ready(starts: list[Any], consumers: dict[Any, int]) -> list[Any]:
         node = heapq.heappop(ready)[2]
         order.append(node)
         for child, _ in node.next_functions:
-            if child is not None:
+            if child in consumers:
                 consumers[child] -= 1
                 if not consumers[child]:
                     _push(ready, arrivals, child)

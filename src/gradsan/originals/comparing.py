@@ -111,30 +111,32 @@ class LiveValues:
     def __init__(self, values: SavedValues) -> None:
         """Read the live values from ``values``."""
         self._values = values
-        self._reached = self._until_walk = 0
+        self._walks = {False: (0, 0), True: (0, 0)}
+        """Of whole graphs and of parts: how many values the last walk reached, and the backwards until the next."""
 
-    def walked(self, reached: int) -> None:
-        """Note that a graph with so many values has been walked."""
-        self._reached, self._until_walk = reached, _BACKWARDS_BETWEEN_WALKS
+    def walked(self, reached: int, is_part: bool) -> None:
+        """Note that a graph, or the part of one that leads to the inputs of a call, with so many values was walked."""
+        self._walks[is_part] = reached, _BACKWARDS_BETWEEN_WALKS
 
-    def doubtful(self) -> list[Kept] | None:
+    def doubtful(self, is_part: bool) -> list[Kept] | None:
         """Return the values that may have changed; None where a walk of one graph is less work than comparing them."""
-        self._until_walk -= 1
-        if self._until_walk < 0 or not self._are_few():
+        reached, until_walk = self._walks[is_part]
+        self._walks[is_part] = reached, until_walk - 1
+        if until_walk <= 0 or not self._are_few(is_part):
             return None
         doubtful = self._values.doubtful()
         return doubtful if len(doubtful) <= _COMPARED_UNREACHED else None
 
-    def may_lie_in(self, storages: Collection[int]) -> bool:
+    def may_lie_in(self, storages: Collection[int], is_part: bool) -> bool:
         """Whether any live value lies in one of these; True where a walk of one graph is less work."""
         if not storages:
             return False
-        if not self._are_few():
+        if not self._are_few(is_part):
             return True
         return any(_torch.storage_or_none(kept.alias) in storages for kept in self._values.live())
 
-    def _are_few(self) -> bool:
-        return self._values.count <= _LIVE_FOR_ONE_REACHED * max(self._reached, _REACHED_AT_LEAST)
+    def _are_few(self, is_part: bool) -> bool:
+        return self._values.count <= _LIVE_FOR_ONE_REACHED * max(self._walks[is_part][0], _REACHED_AT_LEAST)
 
 
 class Comparing:
@@ -161,9 +163,9 @@ class Comparing:
                     changed.append(kept)
         return changed
 
-    def are_as_saved(self, live: LiveValues) -> bool:
+    def are_as_saved(self, live: LiveValues, is_part: bool) -> bool:
         """Whether it is certain that no live value has been written."""
-        doubtful = live.doubtful()
+        doubtful = live.doubtful(is_part)
         return doubtful is not None and not any(one.moved for one in doubtful) and not self.changed_among(doubtful)
 
     def has_changed(self, kept: Kept) -> bool:

@@ -121,13 +121,15 @@ class Deep:
         if self.holdings is not None and self.holdings.max_bytes is not None:
             self.holdings.look_at_all()
         self._deviation, self._changed_before = None, set()
-        if self._comparing.are_as_saved(self.live):
+        inputs = tuple(args[3]) if len(args) > 3 and args[3] else ()
+        since = walk.oldest_of(inputs)
+        if self._comparing.are_as_saved(self.live, since > 0):
             return
         outputs = entry.outputs
         roots = [node for one in outputs if (node := getattr(one, "grad_fn", None)) is not None]
-        order = walk.engine_order(roots)
+        order = walk.engine_order(roots, since=since)
         reached = list(kept_in(order))
-        self.live.walked(len(reached))
+        self.live.walked(len(reached), since > 0)
         suspects = {
             id(kept): kept
             for node, slot, kept in reached
@@ -138,9 +140,9 @@ class Deep:
         self._changed_before = set(changed)
         # Parts of a wrapper subclass are compared, but the wrapper is not rebuilt: there is nothing to measure with.
         if self.measures and changed and all(kept.original is not None for kept in changed.values()):
-            asked_for = list(args[3]) if len(args) > 3 and args[3] else walk.leaves_of(order)
-            if len(args) > 3 and args[3]:
-                order = walk.engine_order(roots, tuple(args[3]), accumulates=False)
+            asked_for = list(inputs or walk.leaves_of(order))
+            if inputs:
+                order = walk.engine_order(roots, inputs, accumulates=False)
             keeps = bool(args[1]) if len(args) > 1 else False
             self._deviation = self._measured(outputs, args[0] if args else None, asked_for, order, keeps)
             self._measured_with = set(changed)
