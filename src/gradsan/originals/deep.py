@@ -141,8 +141,7 @@ class Deep:
         # Parts of a wrapper subclass are compared, but the wrapper is not rebuilt: there is nothing to measure with.
         if self.measures and changed and all(kept.original is not None for kept in changed.values()):
             asked_for = list(inputs or walk.leaves_of(order))
-            if inputs:
-                order = walk.engine_order(roots, inputs, accumulates=False)
+            order = walk.engine_order(roots, inputs, accumulates=False) if inputs else order
             keeps = bool(args[1]) if len(args) > 1 else False
             self._deviation = self._measured(outputs, args[0] if args else None, asked_for, order, keeps)
             self._measured_with = set(changed)
