@@ -307,7 +307,14 @@ def source_lines(file: str) -> tuple[str, ...]:
     if known is not None:
         return known
     lines = _from_linecache(file) or _from_loader(file) or _from_archive(file)
-    return tuple(line.rstrip("\r\n") for line in lines)
+    stripped = _stripped.get(file)
+    if stripped is None or stripped[0] is not lines:
+        stripped = _stripped[file] = (lines, tuple(line.rstrip("\r\n") for line in lines))
+    return stripped[1]
+
+
+_stripped: dict[str, tuple[list[str], tuple[str, ...]]] = {}
+"""By file, the list that linecache had, which stays the same until the file has changed, and its lines."""
 
 
 def is_cell(file: str) -> bool:
