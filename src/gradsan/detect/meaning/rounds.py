@@ -76,6 +76,9 @@ class RoundDetector(Detector):
             self.looks(entry, True)
             self._end()
             goes_on = self.goes_on(entry)
+        elif self._entry is not None and self._entry.stack is None and entry.thread == self._entry.thread:
+            # ``autograd.grad`` before the first backward, or without any, is no end.
+            self.looks(entry, False)
         is_round = entry.accumulates or (self.takes_gradients and not self._has_backward)
         is_wanted = rounds in self.rounds or goes_on
         if self._entry is None and is_wanted and is_round and self.begins(entry):
