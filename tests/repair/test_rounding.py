@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from cases import each
-from gradsan.repair.compiled.counting import squared_error, tolerance
 from gradsan.repair.compiled.judging import judged, sizes
+from gradsan.repair.compiled.rounding import squared_error, tolerance
 from gradsan.repair.trials.trial import Gradients, Recording
 
 NAMES = {"step 3": ("w", "b")}

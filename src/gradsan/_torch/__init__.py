@@ -108,6 +108,7 @@ from gradsan._torch.memory import (
     numbers_of,
     same_memory,
     shared_of,
+    shares_memory,
     storage_identity,
     storage_or_none,
     storage_reference,

@@ -404,6 +404,12 @@ def use_count(tensor: Any) -> int | None:
     return None if count is None else int(count())
 
 
+def shares_memory(tensor: Any) -> bool:
+    """Whether a storage is held by more than this tensor and its own object in Python. Missing: False."""
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    return count is not None and int(count(tensor.untyped_storage()._cdata)) > 2
+
+
 def numbers_of(scalars: list[Any]) -> list[float]:
     """Return the values of one-element tensors, with one synchronisation for each of their devices."""
     found: dict[int, float] = {}

@@ -267,14 +267,19 @@ class Snapshots:
             self._copy(tensor)
 
     def before_write(self, target: Any) -> None:
-        """Copy a value that is about to be written unrecorded by autograd, if it is small and has a graph."""
-        if torch.is_grad_enabled():
-            return
+        """Copy a small value that is about to be written unrecorded by autograd, and has or may have a graph."""
+        is_recording = torch.is_grad_enabled()
         for tensor in target if isinstance(target, (tuple, list)) else (target,):
             is_plain = _torch.has_elements(tensor) and tensor.is_cpu and not _torch.is_refused(tensor)
-            # A view taken unrecorded has the graph of its base.
-            graphs = () if not is_plain else (tensor, tensor if tensor._base is None else tensor._base)
-            if any(one.grad_fn is not None for one in graphs) and not tensor.is_conj() and not tensor.is_neg():
+            if not is_plain or tensor.is_conj() or tensor.is_neg():
+                continue
+            if is_recording:
+                # The memory of ``x.detach()`` is that of x.
+                is_wanted = not tensor.requires_grad and _torch.shares_memory(tensor)
+            else:
+                # A view taken unrecorded has the graph of its base.
+                is_wanted = any(one is not None and one.grad_fn is not None for one in (tensor, tensor._base))
+            if is_wanted:
                 self._copy(tensor)
 
     def _copy(self, tensor: Any) -> None:
