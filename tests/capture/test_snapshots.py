@@ -262,6 +262,16 @@ def test_nothing_is_copied_where_nothing_is_saved() -> None:
         loss.backward()
 
 
+def test_a_view_that_pytorch_refuses_to_write_stays_refused() -> None:
+    with gradsan.watch():
+        features, weight = torch.zeros(5, 7), torch.ones(5, 4, requires_grad=True)
+        left, right = features[:, :4], features[:, 4:]
+        left[:] = torch.tanh(weight)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+                right.add_(weight[:, :3])
+
+
 def test_copies_are_let_go_with_their_storage() -> None:
     kept = recorder().watching.uncounted.snapshots
     with gradsan.watch():

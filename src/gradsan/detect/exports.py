@@ -268,17 +268,17 @@ class Snapshots:
 
     def before_write(self, target: Any) -> None:
         """Copy a small value that is about to be written unrecorded by autograd, and has or may have a graph."""
-        is_recording = torch.is_grad_enabled()
+        is_recorded = torch.is_grad_enabled()
         for tensor in target if isinstance(target, (tuple, list)) else (target,):
-            is_plain = _torch.has_elements(tensor) and tensor.is_cpu and not _torch.is_refused(tensor)
-            if not is_plain or tensor.is_conj() or tensor.is_neg():
+            if not _torch.has_elements(tensor) or not tensor.is_cpu or tensor.is_conj() or tensor.is_neg():
                 continue
-            if is_recording:
+            if is_recorded:
                 # The memory of ``x.detach()`` is that of x.
-                is_wanted = not tensor.requires_grad and _torch.shares_memory(tensor)
+                is_alias = not tensor.requires_grad and _torch.shares_memory(tensor)
+                is_wanted = is_alias and not _nothing_is_saved(self._core)
             else:
-                # A view taken unrecorded has the graph of its base.
-                is_wanted = any(one is not None and one.grad_fn is not None for one in (tensor, tensor._base))
+                # PyTorch renews a view's own grad_fn when it is asked for, and then allows writes that it would refuse.
+                is_wanted = (tensor if tensor._base is None else tensor._base).grad_fn is not None
             if is_wanted:
                 self._copy(tensor)
 
