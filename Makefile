@@ -47,8 +47,10 @@ test-long: $(STAMPS)/test
 test-native: $(STAMPS)/test
 	$(BIN)/python tools/native_checks.py
 
+# Compiled once, before the two workers ask for it.
 test-devices: $(STAMPS)/test
-	$(BIN)/python -m pytest tests/devices --device simulated -rs
+	$(BIN)/python tests/devices/simulated.py || true
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/devices --device simulated -rs
 	$(BIN)/python tools/openreg.py || true
 	$(BIN)/python -m pytest tests/devices --device openreg -rs
 
