@@ -275,12 +275,16 @@ class Snapshots:
             if is_recorded:
                 # The memory of ``x.detach()`` is that of x.
                 is_alias = not tensor.requires_grad and _torch.shares_memory(tensor)
-                is_wanted = is_alias and not _nothing_is_saved(self._core)
+                is_wanted = is_alias and not _nothing_is_saved(self._core) and not self._is_copied_often(tensor)
             else:
                 # PyTorch renews a view's own grad_fn when it is asked for, and then allows writes that it would refuse.
                 is_wanted = (tensor if tensor._base is None else tensor._base).grad_fn is not None
             if is_wanted:
                 self._copy(tensor)
+
+    def _is_copied_often(self, tensor: Any) -> bool:
+        """Whether so many copies of its memory are kept that it is rather a buffer, written row by row."""
+        return len(self._copies.get(int(tensor.untyped_storage()._cdata), ())) >= _COPIES_OF_A_STORAGE
 
     def _copy(self, tensor: Any) -> None:
         storage = tensor.untyped_storage()

@@ -113,7 +113,8 @@ class Patches:
         if isinstance(owner, ModuleType) and type(owner).__setattr__ is ModuleType.__setattr__:
             # There are thousands, and a module's attributes are its dictionary.
             members = vars(owner)
-            members.update(values)
+            # Another thread must never find ABSENT there.
+            members.update((name, value) for name, value in values.items() if value is not ABSENT)
             for name in [name for name, value in values.items() if value is ABSENT]:
                 del members[name]
             return

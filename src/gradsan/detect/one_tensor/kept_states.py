@@ -26,6 +26,7 @@ from torch import nn
 from gradsan import _torch, source
 from gradsan.detect.one_tensor.own_operands import OwnOperands
 from gradsan.graph import naming
+from gradsan.graph.live import value_of
 from gradsan.graph.variables import kind_of
 from gradsan.model import Clue, Failure, Site
 from gradsan.record.detector import Detector, Guard, Run
@@ -116,9 +117,9 @@ class KeptStates(Detector):
             name = None if site.user_frame is None else source.first_argument(site.user_frame)
             self._tell(RESTORED, kept, site, name or "state_dict")
         elif kept is None:
-            self._given_itself(tensors[0], stack)
+            self._given_itself(module, tensors[0], stack, frame)
 
-    def _given_itself(self, tensor: Any, stack: Any) -> None:
+    def _given_itself(self, module: nn.Module, tensor: Any, stack: Any, running: FrameType) -> None:
         """Check a module given its own current state, with ``tensor`` in it: that copy is the only write to expect."""
         before = self._given_own.get(stack)
         self._given_own[stack] = version = int(tensor._version)
@@ -133,6 +134,9 @@ class KeptStates(Detector):
         # ``average = deepcopy(net) if args.average else net`` is the same on purpose.
         if any(source.is_bound_by_choice(frame, one) for one in pair if one is not None):
             return
+        giver = value_of(running, pair[1])
+        if isinstance(giver, nn.Module) and giver is not module and any(one is module for one in giver.modules()):
+            return  # a wrapper whose ``state_dict`` is that of what it wraps
         # ``net`` and ``ddp.module``: one of them is a wrapper's part, and the same on purpose.
         if pair[0].rpartition(".")[0] == pair[1].rpartition(".")[0]:
             facts = _torch.facts_of(tensor)
