@@ -7,6 +7,8 @@ import pytest
 import torch
 from core_kit import constants, install, places, writing_program
 
+from gradsan.record.ledger import RawWrite
+
 
 def test_the_writes_of_a_program(patched):
     storage = writing_program()
@@ -261,3 +263,17 @@ def test_a_keyword_is_found_by_its_text(core):
     name = "".join(["o", "u", "t"])
     core.writer(torch.add, "add", "out", -1, "out")(tensor, 1, **{"alpha": 1, name: tensor})
     assert len(core.writes()) == 1
+
+
+def test_a_view_whose_base_was_written_is_not_renewed(patched):
+    """PyTorch would then allow the write that it refuses."""
+    weight, buffer = torch.ones(2, requires_grad=True), torch.zeros(4)
+    left, right = buffer[:2], buffer[2:]
+    left[:] = weight * 2
+    with torch.no_grad():
+        right.add_(0)
+        weight.add_(0)
+    with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+        right.add_(weight)
+    raws = [RawWrite._make(entry) for entry in patched.writes()]
+    assert [raw.is_parameter for raw in raws] == [False, False, True]

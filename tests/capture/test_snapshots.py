@@ -262,14 +262,41 @@ def test_nothing_is_copied_where_nothing_is_saved() -> None:
         loss.backward()
 
 
-def test_a_view_that_pytorch_refuses_to_write_stays_refused() -> None:
-    with gradsan.watch():
-        features, weight = torch.zeros(5, 7), torch.ones(5, 4, requires_grad=True)
-        left, right = features[:, :4], features[:, 4:]
-        left[:] = torch.tanh(weight)
-        for _ in range(2):
-            with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
-                right.add_(weight[:, :3])
+def scaled(view: torch.Tensor) -> None:
+    view.mul_(1.0)
+
+
+def filled(view: torch.Tensor) -> None:
+    view.copy_(torch.ones(2))
+
+
+def filled_by_out(view: torch.Tensor) -> None:
+    torch.exp(torch.ones(2), out=view)
+
+
+def scaled_as_a_view(view: torch.Tensor) -> None:
+    view.view(2, 1).mul_(2)
+
+
+def read(view: torch.Tensor) -> None:
+    view.sum().item()
+
+
+@pytest.mark.parametrize("mode", ["watch", "deep", "heal"])
+@each_anew("use", [scaled, filled, filled_by_out, scaled_as_a_view, read])
+def test_a_view_that_pytorch_refuses_to_write_stays_refused(use: Callable[[torch.Tensor], None], mode: str) -> None:
+    with gradsan.watch(mode):
+        weight = torch.ones(2, requires_grad=True)
+        for _ in range(3):  # the detectors of meaning look at whole rounds
+            buffer = torch.zeros(4)
+            left, right = buffer[:2], buffer[2:]
+            left[:] = weight * 2
+            for _ in range(2):
+                with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+                    right.add_(weight)
+                with torch.no_grad():
+                    use(right)
+            (weight * 2).sum().backward()
 
 
 def test_copies_are_let_go_with_their_storage() -> None:

@@ -110,6 +110,29 @@ def was_freed(node: Any) -> bool:
     return False
 
 
+def grad_fn_of(tensor: Any) -> Any:
+    """Return the Node of a tensor that a call has read or returned, without renewing it.
+
+    PyTorch renews ``grad_fn`` of a view whose base was written when it is asked for, and then allows a write to the
+    view that it would have refused. What is read while autograd records is renewed by PyTorch itself; elsewhere the
+    Node of its base stands for such a view.
+    """
+    if not torch.is_grad_enabled() and is_view_of_written(tensor):
+        return tensor._base.grad_fn
+    return tensor.grad_fn
+
+
+def is_trainable_leaf(tensor: Any) -> bool:
+    """Whether ``tensor`` is a leaf that requires grad; asking ``is_leaf`` renews a ``grad_fn``, too."""
+    return tensor.requires_grad and not is_view_of_written(tensor) and tensor.is_leaf
+
+
+def is_view_of_written(tensor: Any) -> bool:
+    """Whether ``tensor`` is a view of a base with a graph that was written, so that its ``grad_fn`` may be renewed."""
+    base = tensor._base
+    return base is not None and bool(base.requires_grad and base._version)
+
+
 def is_refused(tensor: Any) -> bool:
     """Whether ``tensor`` is a view that PyTorch refuses a grad_fn, because its base was written."""
     try:

@@ -294,7 +294,7 @@ class UnusedGraphs(Detector):
 
 def _with_graph(frame: Any) -> list[Found]:
     """Return the live tensors with a graph."""
-    return list(naming.find(frame, lambda tensor: tensor.requires_grad and tensor.grad_fn is not None))
+    return list(naming.find(frame, naming.has_graph))
 
 
 def _containers(found: list[Found]) -> dict[str, list[Found]]:

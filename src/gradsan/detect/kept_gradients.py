@@ -101,7 +101,7 @@ class KeptGradients(Detector):
         own = _leaves_of(entry) if threading.active_count() > 1 else None
 
         def has_gradient(one: Any) -> bool:
-            return one.is_leaf and one.requires_grad and (own is None or id(one) in own) and one.grad is not None
+            return _torch.is_trainable_leaf(one) and (own is None or id(one) in own) and one.grad is not None
 
         live = naming.find(sys._getframe(1), has_gradient)
         noted: dict[int, Standing] = {}

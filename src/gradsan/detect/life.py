@@ -266,7 +266,7 @@ def _numbers_of(members: list[Found]) -> list[int]:
 def _groups(frame: Any) -> dict[str, list[Found]]:
     """The live tensors with a graph, grouped by their container."""
     groups: dict[str, list[Found]] = {}
-    for one in naming.find(frame, lambda tensor: tensor.requires_grad and tensor.grad_fn is not None):
+    for one in naming.find(frame, naming.has_graph):
         groups.setdefault(one.within or one.path, []).append(one)
     return groups
 

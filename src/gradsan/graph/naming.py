@@ -51,11 +51,14 @@ def find(frame: Any, wanted: Callable[[Any], bool]) -> Iterator[Found]:
     return search(frame, wanted)
 
 
+def has_graph(tensor: Any) -> bool:
+    """Whether a tensor found in a running program has a grad_fn; views whose own may not be asked for have none."""
+    return tensor.requires_grad and not _torch.is_view_of_written(tensor) and tensor.grad_fn is not None
+
+
 def collected_in(storage: int, frame: Any) -> str | None:
     """The container that holds the same tensor over that memory several times: all its elements are the last write."""
-    found = search(
-        frame, lambda one: _torch.storage_or_none(one) == storage and not (one.is_leaf and one.requires_grad)
-    )
+    found = search(frame, lambda one: _torch.storage_or_none(one) == storage and not _torch.is_trainable_leaf(one))
     times = collections.Counter((one.within, id(one.tensor)) for one in found if one.container in COLLECTING)
     return next((within for (within, _), many in times.items() if many > 1), None)
 
@@ -119,7 +122,7 @@ def _kind(found: Found) -> str:
     tensor = found.tensor
     if _torch.is_refused(tensor):  # nor does it say whether it is a leaf
         return "value"
-    if isinstance(tensor, nn.Parameter) or (tensor.is_leaf and tensor.requires_grad):
+    if isinstance(tensor, nn.Parameter) or _torch.is_trainable_leaf(tensor):
         return "parameter"
     if found.origin == "module":
         return "buffer"

@@ -73,7 +73,7 @@ class Meant:
             return
         target = args[0]
         storage = _torch.storage_or_none(target)
-        is_recorded = _torch.is_grad_enabled() or target.grad_fn is None
+        is_recorded = _torch.is_grad_enabled() or _torch.grad_fn_of(target) is None
         if not storage or (is_recorded and not bypassed(storage)):
             return
         known = self._writes.setdefault(storage, []) if len(self._writes) < _VALUES else self._writes.get(storage)

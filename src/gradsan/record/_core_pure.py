@@ -228,7 +228,7 @@ class Core:
         storage, version, geometry = _torch.weak_identity(tensor)
         sequence, grad_enabled = _torch.sequence_number(), _torch.is_grad_enabled()
         try:
-            is_parameter = tensor.is_leaf and tensor.requires_grad
+            is_parameter = _torch.is_trainable_leaf(tensor)
         except RuntimeError:
             # A view made under no_grad whose base was then written refuses to return its grad_fn; it is no leaf.
             is_parameter = False

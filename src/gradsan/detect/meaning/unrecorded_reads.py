@@ -112,7 +112,8 @@ class UnrecordedReads(RoundDetector):
                 if raw.storage and not raw.is_parameter and raw.kind not in QUIET_KINDS and raw.version != 0:
                     self._written.setdefault(raw.storage, []).append(raw)
         is_quiet = not (self._written or self._uncounted.replaced or self._exports.any)
-        if is_quiet or len(self._reads) >= _READS:
+        # While autograd does not record, nothing is read into a graph, and a view's grad_fn must not be asked for.
+        if is_quiet or len(self._reads) >= _READS or not _torch.is_grad_enabled():
             return
         made = next((one for one in _torch.tensors_in(result) if one.requires_grad and one.grad_fn is not None), None)
         number = None if made is None else _torch.node_sequence(made.grad_fn)

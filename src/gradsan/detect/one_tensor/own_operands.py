@@ -92,7 +92,7 @@ class OwnOperands(RoundDetector):
         is_mixed = self._mixes.computed(op, args, result)
         if (op not in _TAKES_OPERAND and op not in _COMPARES) or len(self._own) > _STACKS or not is_pair:
             return
-        is_leaf = any(one.is_leaf and one.requires_grad for one in given)
+        is_leaf = any(map(_torch.is_trainable_leaf, given))
         if op in _COMPARES and not (given[0] is given[1] or is_leaf):
             return
         target = given[0]

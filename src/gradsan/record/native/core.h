@@ -622,6 +622,19 @@ static PyObject *call_held(PyObject *callback, const char *format, ...)
     return told;
 }
 
+/* Whether a tensor just written is a leaf that requires grad; -1 with an exception. A view of a base with a graph is
+ * none, and is not asked for is_leaf: PyTorch would renew its grad_fn, and then allow writes that it would refuse. */
+static int is_updated_leaf(PyObject *tensor)
+{
+    int flag = truth(attribute(tensor, REQUIRES_GRAD));
+    if (flag <= 0)
+        return flag;
+    PyObject *base = attribute(tensor, BASE);
+    flag = base == NULL ? -1 : base == Py_None ? 0 : truth(attribute(base, REQUIRES_GRAD));
+    Py_XDECREF(base);
+    return flag == 0 ? truth(attribute(tensor, IS_LEAF)) : flag < 0 ? -1 : 0;
+}
+
 static int log_write_hushed(Core *core, PyObject *tensor, PyObject *op, PyObject *kind, PyObject *index, PyObject *stack)
 {
     LoggedWrite write = {0}, dropped;
@@ -650,9 +663,7 @@ static int log_write_hushed(Core *core, PyObject *tensor, PyObject *op, PyObject
     if (flag < 0)
         goto failed;
     write.grad_enabled = (char)flag;
-    if ((flag = truth(attribute(tensor, IS_LEAF))) > 0)
-        flag = truth(attribute(tensor, REQUIRES_GRAD));
-    if (flag < 0) {
+    if ((flag = is_updated_leaf(tensor)) < 0) {
         /* A view made under no_grad whose base was then written refuses to return its grad_fn; it is no leaf. */
         if (!PyErr_ExceptionMatches(PyExc_RuntimeError))
             goto failed;

@@ -2,11 +2,11 @@
 
 /* ---- torch, as Python shows it ---------------------------------------------------------------------------------- */
 
-enum { VERSION, IS_LEAF, REQUIRES_GRAD, SHAPE, DTYPE, LAYOUT, IS_CPU, ATTRIBUTES };
+enum { VERSION, IS_LEAF, REQUIRES_GRAD, BASE, SHAPE, DTYPE, LAYOUT, IS_CPU, ATTRIBUTES };
 enum { UNTYPED_STORAGE, STORAGE_OFFSET, STRIDE, ELEMENT_SIZE, NUMEL, IS_CONTIGUOUS, CONST_DATA_PTR, METHODS };
 
-static const char *const attribute_texts[ATTRIBUTES] = {"_version", "is_leaf", "requires_grad", "shape",
-                                                    "dtype", "layout", "is_cpu"};
+static const char *const attribute_texts[ATTRIBUTES] = {"_version", "is_leaf", "requires_grad", "_base",
+                                                    "shape",    "dtype",   "layout",        "is_cpu"};
 static const char *const method_texts[METHODS] = {"untyped_storage", "storage_offset", "stride", "element_size",
                                                "numel", "is_contiguous", "const_data_ptr"};
 

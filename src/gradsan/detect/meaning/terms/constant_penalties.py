@@ -92,7 +92,7 @@ class ConstantPenalties(RoundDetector):
         origin = next((origin for tensor in given if (origin := self._origin(tensor)) is not None), None)
         for made in _torch.tensors_in(result):
             if made.requires_grad:
-                node = made.grad_fn
+                node = _torch.grad_fn_of(made)
                 name = "" if node is None else node.name()
                 if origin is not None and name in SUMS and (made.numel() == 1 or name in LISTED):
                     facts = {**_torch.facts_of(made), "shape": ()}
@@ -103,7 +103,7 @@ class ConstantPenalties(RoundDetector):
     def _origin(self, tensor: Any) -> Any:
         known = self._held.get(id(tensor))
         # A tensor returned by the forward of a custom Function gets its graph afterwards.
-        return known[1] if known is not None and known[0]() is tensor and tensor.grad_fn is None else None
+        return known[1] if known is not None and known[0]() is tensor and _torch.grad_fn_of(tensor) is None else None
 
     def _hold(self, op: str, made: Any, origin: Any, given: list[Any]) -> None:
         read = [one for one in given if self._is_parameter(one)]

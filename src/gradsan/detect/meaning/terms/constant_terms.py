@@ -207,7 +207,7 @@ class ConstantTerms(Detector):
         for made in _torch.tensors_in(result):
             if made.requires_grad:
                 # ``g.requires_grad_()`` makes it a leaf.
-                node = made.grad_fn
+                node = _torch.grad_fn_of(made)
                 name = "" if node is None else node.name()
                 if name not in SUMS or (made.numel() != 1 and name not in LISTED):
                     one.is_data = True
@@ -219,7 +219,8 @@ class ConstantTerms(Detector):
                 one.held[id(made)] = _torch.weak_tensor(made)
 
     def _note_residual(self, one: _Followed, node: Any, given: list[Any]) -> None:
-        starts = [tensor.grad_fn for tensor in given if tensor.requires_grad and tensor.grad_fn is not None]
+        made_by = (_torch.grad_fn_of(tensor) for tensor in given if tensor.requires_grad)
+        starts = [maker for maker in made_by if maker is not None]
         if not one.residuals and not one.outputs.isdisjoint(map(_torch.node_sequence, walk.engine_order(starts))):
             one.residuals.append((_torch.node_sequence(node), self._core.stack()))
 
@@ -238,7 +239,7 @@ def _joined_at(one: _Followed, roots: tuple[Any, ...]) -> Any:
 def _holds(held: dict[int, Any], tensor: Any) -> bool:
     known = held.get(id(tensor))
     # A tensor returned by the forward of a custom Function gets its graph afterwards.
-    return known is not None and known() is tensor and tensor.grad_fn is None
+    return known is not None and known() is tensor and _torch.grad_fn_of(tensor) is None
 
 
 def sums_below(roots: tuple[Any, ...]) -> Iterator[int]:

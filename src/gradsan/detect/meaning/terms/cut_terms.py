@@ -124,10 +124,10 @@ class CutTerms(RoundDetector):
     def _of(self, tensor: Any) -> _Held | None:
         known = self._held.get(id(tensor))
         # A result of a custom Function's forward has a graph by now: that of the Function.
-        return known if known is not None and known.weak() is tensor and tensor.grad_fn is None else None
+        return known if known is not None and known.weak() is tensor and _torch.grad_fn_of(tensor) is None else None
 
     def _came_back(self, op: str, args: tuple[Any, ...], made: Any, held: list[_Held], cuts: tuple[_Cut, ...]) -> None:
-        node = made.grad_fn
+        node = _torch.grad_fn_of(made)
         name = "" if node is None else node.name()
         is_term = name in SUMS and (made.numel() == 1 or name in LISTED)
         if is_term and (op in _ADDS or all(one.unscaled is not None for one in held)):
@@ -143,7 +143,7 @@ class CutTerms(RoundDetector):
 
     def _follow(self, op: str, made: Any, given: list[Any], cuts: tuple[_Cut, ...]) -> None:
         # A view taken unrecorded has the graph of its base.
-        nodes = [one.grad_fn or (None if one._base is None else one._base.grad_fn) for one in given]
+        nodes = [_torch.grad_fn_of(one) or (None if one._base is None else one._base.grad_fn) for one in given]
         sources = [node for node in nodes if node is not None]
         if sources:
             how = "discrete" if _torch.is_grad_enabled() else "no_grad"

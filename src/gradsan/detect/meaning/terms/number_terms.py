@@ -147,30 +147,33 @@ class NumberTerms(RoundDetector):
         place = self._counts[line]
         self._counts[line] += 1
         # ``{name: one.item() for ...}`` takes several numbers, each for itself.
+        node = _torch.grad_fn_of(tensor)
         for key in [(line, -1), (line, place)][: 2 if place < _OF_A_LINE else 1]:
             known = self._taken.get(key)
             if known is None:
                 if len(self._taken) >= _LINES:
                     return
-                node = tensor.grad_fn
                 below = () if node is None else numbers_below(node)
                 atoms = frozenset[int]() if node is None else frozenset(_atoms((node,)))
                 known = self._taken[key] = _Taken(stack, _NUMBERS_GIVEN[name], below, atoms)
-            known.is_clean = known.is_clean or tensor.grad_fn is None
+            known.is_clean = known.is_clean or node is None
             known.last, known.total = values[-1], known.total + math.fsum(values)
 
     def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Note the numbers that are combined with values with a graph."""
-        if not self._taken or type(result) not in _torch.PLAIN_TENSORS or result.grad_fn is None:
+        if not self._taken or type(result) not in _torch.PLAIN_TENSORS:
+            return
+        node = _torch.grad_fn_of(result)
+        if node is None:
             return
         values = [number for one in (*args, *kwargs.values()) if (number := _number(one)) is not None]
         if not values:
             return
-        name = result.grad_fn.name()
+        name = node.name()
         if name in SUMS and result.numel() == 1 and (op in _ADDS or op in _TAKES) and len(values) == 1:
             if len(self._uses) < _USES:
                 facts = {**_torch.facts_of(result), "shape": ()}
-                number = _torch.node_sequence(result.grad_fn)
+                number = _torch.node_sequence(node)
                 is_rounded = not any(isinstance(one, float) for one in args)
                 self._uses[self._core.stack()] = _Use(values[0], op, number, facts, is_rounded)
         elif len(self._others) < _NUMBERS:
