@@ -101,10 +101,11 @@ def numbers_that_are_meant_as_such() -> None:
         highest, known, own = out.max().item(), size.detach().item(), float(size)
         bound = highest + (out - highest).exp().sum().log()
         following, straight = 0.4 * out[1, 2].item(), (rough - fit).item()
+        shown, apart = [one.item() for one in (out[1, 2], 3 * fit - rough)]
         loss = fit + ratio * size + bound + 0.1 * known + (following - out[0, 2]) + straight + 0.2 * own / own
         loss = loss + 0.3 * rough + 0.1 * rough.item() + 0.1 * before + max(0.5, 0.1 * fit.item())
         ratio, before, lag = fit.item() / own, fit.item(), lag + 0.1 * (own - 1)
-        _fit(optimizer, loss + lag * size)
+        _fit(optimizer, loss + lag * size + apart + 0 * shown)
 
 
 PROGRAMS = (

@@ -56,13 +56,13 @@ class _Taken:
     """Numbers that a line took out of graphs in this round: the last one and the sum of all, or one by its place.
 
     ``below`` are the numbers of some of the Nodes below the value, starting with its own; ``atoms`` those of the terms
-    that it is a sum or a multiple of.
+    that the line's values are sums or multiples of.
     """
 
     stack: Any
     op: str
     below: tuple[int, ...]
-    atoms: frozenset[int]
+    atoms: frozenset[int] = frozenset()
     last: float = 0.0
     total: float = 0.0
     is_clean: bool = False
@@ -148,14 +148,16 @@ class NumberTerms(RoundDetector):
         self._counts[line] += 1
         # ``{name: one.item() for ...}`` takes several numbers, each for itself.
         node = _torch.grad_fn_of(tensor)
-        for key in [(line, -1), (line, place)][: 2 if place < _OF_A_LINE else 1]:
+        is_among_first = place < _OF_A_LINE
+        atoms = frozenset(_atoms((node,))) if node is not None and is_among_first else frozenset[int]()
+        for key in [(line, -1), (line, place)][: 2 if is_among_first else 1]:
             known = self._taken.get(key)
             if known is None:
                 if len(self._taken) >= _LINES:
                     return
                 below = () if node is None else numbers_below(node)
-                atoms = frozenset[int]() if node is None else frozenset(_atoms((node,)))
-                known = self._taken[key] = _Taken(stack, _NUMBERS_GIVEN[name], below, atoms)
+                known = self._taken[key] = _Taken(stack, _NUMBERS_GIVEN[name], below)
+            known.atoms |= atoms
             known.is_clean = known.is_clean or node is None
             known.last, known.total = values[-1], known.total + math.fsum(values)
 
