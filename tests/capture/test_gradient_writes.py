@@ -180,6 +180,48 @@ def test_what_a_hook_makes_itself_is_its_own(program: Any, scale: Scale) -> None
     assert watched.diagnoses == ()
 
 
+class Masked(torch.autograd.Function):
+    """Binds the name of its gradient to a copy, and writes that."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        grad = grad.clone()
+        grad[0] = 0
+        return grad
+
+
+def rebound_before(_: Any, outer: Any) -> Any:
+    outer = outer[0].clone()
+    return (outer.mul_(0.1),)
+
+
+def rebound_after(_: Any, inner: Any, outer: Any) -> Any:
+    inner = inner[0] + outer[0]
+    return (inner.mul_(0.1),)
+
+
+def test_an_argument_bound_to_a_copy_is_no_gradient_of_another() -> None:
+    layer, (x, y) = nn.Linear(3, 3), leaves()
+    layer.register_full_backward_pre_hook(rebound_before)
+    layer.register_full_backward_hook(rebound_after)
+    with gradsan.watch() as watched:
+        h = x * 2
+        (Masked.apply(layer(h)) + h * y).pow(2).sum().backward()
+    assert watched.diagnoses == ()
+
+
+def on_the_outer_side(scale: Scale) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    layer, (x, y) = nn.Linear(3, 3), leaves()
+    layer.register_full_backward_hook(lambda _, inner, outer: (scale(outer[0]), None)[1])
+    (layer(x * 2) * y).sum().backward()
+    return [y, x]
+
+
 def alone_on_a_value(scale: Scale) -> list[torch.Tensor]:
     x, y = leaves()
     a, b = x * 2, y * 3
@@ -255,6 +297,7 @@ ALONE = [
     after_the_other_branch,
     alone_before_a_module,
     alone_after_a_module,
+    on_the_outer_side,
     alone_in_a_function,
     added_up_before,
     of_the_loss,

@@ -171,6 +171,10 @@ def given_to_hook(inside: list[Any]) -> Iterator[Given]:
     arguments = list(_arguments(called))
     kind = kind_of([frame.f_code.co_filename for frame in hooks], [value for _, value in arguments])
     tensors = [one for position, (name, value) in enumerate(arguments) for one in _tensors_of(name, value, position)]
+    if hooks:  # torch's frame holds what the engine gave: an argument that is bound anew is not among it
+        held = _torch.locals_of(hooks[0])
+        given = set(map(_torch.storage_or_none, _torch.tensors_in([held, vars(held["self"])])))
+        tensors = [one for one in tensors if _torch.storage_or_none(one[1]) in given]
     for path, tensor, position, is_element in tensors:
         times = sum(other is tensor for _, other, _, _ in tensors)
         yield Given(path, tensor, within(kind, position, is_element), times)
