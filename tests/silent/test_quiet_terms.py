@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from quiet_programs import warnings_about
 from torch import nn
 
+import gradsan
+from cases import each
+
 ROUNDS = 6
+FROZEN = nn.Linear(3, 2).requires_grad_(False)
 
 
 def _fit(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
@@ -106,6 +113,35 @@ def numbers_that_are_meant_as_such() -> None:
         loss = loss + 0.3 * rough + 0.1 * rough.item() + 0.1 * before + max(0.5, 0.1 * fit.item())
         ratio, before, lag = fit.item() / own, fit.item(), lag + 0.1 * (own - 1)
         _fit(optimizer, loss + lag * size + apart + 0 * shown)
+
+
+def _consistency(cons: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> list[tuple[str, str]]:
+    net = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with gradsan.watch() as watched:
+        for _ in range(ROUNDS):
+            out, other = net(torch.randn(8, 6)), net(torch.randn(8, 6))
+            _fit(optimizer, out.pow(2).mean() + 0.5 * cons(out, other))
+    return [(one.code, one.severity) for one in watched.diagnoses]
+
+
+def test_a_term_of_detached_values_is_a_note() -> None:
+    assert _consistency(lambda a, b: (a.detach() - b.detach()).pow(2).mean()) == [("GS220", "note")]
+
+
+@each(
+    "cons",
+    [
+        lambda a, b: (a.detach() - b).pow(2).mean(),
+        lambda a, b: (a - b).pow(2).mean().detach(),
+        lambda a, b: -2 * a.detach().mean(),
+        lambda a, b: FROZEN(a.detach()).pow(2).mean(),
+        lambda a, b: ((a.detach() - b.detach()).pow(2).mean() * b).mean(),
+        lambda a, b: b.mean() - (0.1 * b.detach()).exp().mean(),
+    ],
+)
+def test_a_constant_on_purpose_is_not_told(cons: Any) -> None:
+    assert _consistency(cons) == []
 
 
 PROGRAMS = (

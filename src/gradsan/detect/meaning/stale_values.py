@@ -2,7 +2,7 @@
 
 Operations that save nothing of the parameters leave no saved tensor to become stale, and no graph that a first
 backward could free: such a value is differentiated again and again, while the parameters have moved on. So are casts
-that ``autocast`` caches until its end. Checked at the 4th, 8th and 16th backward of a line that keeps no graph: an
+that ``autocast`` caches until its end. Checked at the 4th, 8th and 16th backward of a line: an
 operation of this round computes with the result of one made three rounds before or more, and a parameter behind that
 has been updated in each of these rounds. A view of a parameter shows its current values. A term that is only added
 to the loss has the same gradient now; and a value may be refilled under ``no_grad``.
@@ -51,7 +51,7 @@ class StaleValues(Detector):
     def before_round(self, entry: RawBackward, rounds: int) -> None:
         """Check some of the rounds of a line that calls backward; as ``on_round`` of the core."""
         backward = read_backward(entry)
-        if rounds not in _ROUNDS or backward.via != "backward" or backward.retain_graph:
+        if rounds not in _ROUNDS or backward.via != "backward":
             return
         own = [one for one in self._backwards.before_in_thread(entry.clock) if one.stack is entry.stack]
         past = own[-_PASSED:]

@@ -218,7 +218,7 @@ def penalty_constant(failure: Failure) -> Diagnosis | None:
 
 
 def term_cut(failure: Failure) -> Diagnosis | None:
-    """Diagnose every such failure as a warning."""
+    """Diagnose every such failure: a warning; a note where the program has detached what the term is made of."""
     read = failure.clue("read")
     words, kind = _CUT_WORDS.get(read.values.get("how") if read is not None else None, _CUT_WORDS["no_grad"])
     return _constant_joined(failure, "read", words, "cut_term", kind)
@@ -226,6 +226,7 @@ def term_cut(failure: Failure) -> Diagnosis | None:
 
 _CUT_WORDS: dict[object, tuple[str, str]] = {
     "no_grad": ("term_is_cut", "term_with_graph"),
+    "detached": ("term_is_detached", "term_undetached"),
     "discrete": ("term_is_discrete", "smooth_term"),
     "flat": ("term_is_flat", "smooth_term"),
     "number": ("term_is_number", "term_as_tensor"),
@@ -254,7 +255,7 @@ def _constant_joined(
         "GS220",
         "term_is_constant",
         values=values,
-        severity="note" if computed.values.get("is_decayed") else "warning",
+        severity="note" if computed.values.get("is_decayed") or computed.values.get("how") == "detached" else "warning",
         words=words,
         labels=(
             *parts.label_of(computed, "created", f"label.{noun}_without_graph", values),

@@ -20,6 +20,7 @@ from gradsan.source.tree import FunctionNode, SourceFile, Span, header_nodes
 
 _STAYING = frozenset({"detach", "detach_", "data", "shape", "size", "device", "dtype", "requires_grad", "backward"})
 _HEADED = (ast.If, ast.For, ast.While, ast.With, ast.Try)
+_NUMBERS = frozenset({"numpy", "tolist", "item"})
 
 
 class Uncut(NamedTuple):
@@ -219,6 +220,10 @@ def read_with_graph(frame: Frame) -> Change | None:
             return None
         read = calls[0]
     elif place.node.attr != "data":
+        return None
+    # What becomes numbers next has no graph either way, and NumPy takes no tensor that requires grad.
+    outer = (one for one in header_nodes(place.statement) if isinstance(one, ast.Attribute) and one.attr in _NUMBERS)
+    if any(read is inner for one in outer for inner in ast.walk(one.value)):
         return None
     source = place.source
     return edited(source, [Edit(source.span(read), source.text(place.node.value))], "read_with_graph")

@@ -1,14 +1,16 @@
 """Terms of a loss that were computed from its own graph without being recorded: constants, which train nothing.
 
-``loss = pixel + 0.5 * perceptual(sr, hr)`` with a ``perceptual`` under ``no_grad``, or ``ce + (logits.argmax(1) !=
-y).float().mean()``. Results without a graph of calls on values with one are followed in some rounds; for those that
-become Python numbers see ``number_terms.py``. Such a result is a term if it is added to a one-element value with a
-graph, and only sums and constant factors lie between there and the loss, whose backward runs through the values that it
-was computed from. Where a value computed from the same is a factor, an input, an index or a bound of one with a graph,
-or is subtracted unscaled, it is data or a baseline; and a detached value is a constant on purpose.
+``loss = pixel + 0.5 * perceptual(sr, hr)`` with a ``perceptual`` under ``no_grad``, ``ce + (logits.argmax(1) !=
+y).float().mean()``, or ``ce + mse(a.detach(), b.detach())``. Results without a graph of calls on values with one are
+followed in some rounds; for those that become Python numbers see ``number_terms.py``. Such a result is a term if it is
+added to a one-element value with a graph, and only sums and constant factors lie between there and the loss, whose
+backward runs through the values that it was computed from, or through their parameters. Where a value computed from the
+same is a factor, an input, an index or a bound of one with a graph, or is subtracted unscaled, it is data or a baseline.
+A term that is detached as a whole is a constant on purpose, and so may be one of detached values and frozen parameters.
 
 Row: ``term_is_cut``. Roles: ``read`` (where the graph was left; ``op``; ``values``: ``shape``, ``dtype``, ``device``
-of the term, ``how``: ``no_grad`` or ``discrete``), ``added`` (where the term was added to the loss; ``name``).
+of the term, ``how``: ``no_grad``, ``discrete`` or ``detached``), ``added`` (where the term was added to the loss;
+``name``).
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import torch
 from gradsan import _torch
 from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.detect.meaning.terms.constant_terms import LISTED, SUMS, sums_below
-from gradsan.graph import naming, walk
+from gradsan.graph import naming
 from gradsan.model import Clue, Failure
 from gradsan.record.detector import Run
 from gradsan.record.patches import Patches, standing
@@ -39,6 +41,7 @@ _ADDS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__", "stack", "c
 _CONVERSIONS = ("to", "float", "double", "half", "bfloat16", "type", "int", "long", "bool")
 """Methods that are no operators, and are not logged: they are wrapped for the length of a round."""
 _SCALES = frozenset({"mul", "__mul__", "__rmul__", "div", "__truediv__", "true_divide", "mul_", "div_"})
+_REDUCES = _SCALES | {"mean", "sum", "neg", "__neg__"}
 
 
 @dataclass(slots=True, eq=False)
@@ -56,11 +59,15 @@ class _Cut:
 
 
 class _Held(NamedTuple):
-    """A value computed from cuts; ``unscaled`` is the value that it is a multiple of, if any."""
+    """A value computed from cuts; ``unscaled`` is the value that it is a multiple of, if any.
+
+    ``is_whole``: it is a detached value, its sum or a multiple of it.
+    """
 
     weak: Any
     cuts: tuple[_Cut, ...]
     unscaled: Any
+    is_whole: bool
 
 
 class _Joined(NamedTuple):
@@ -94,7 +101,7 @@ class CutTerms(RoundDetector):
         """Drop the values followed before."""
         self._held.clear()
         self._joined.clear()
-        for name in _CONVERSIONS:
+        for name in (*_CONVERSIONS, "detach"):
             original = standing(torch.Tensor, name)
             converted = partial(self._converted, name)
             self._patches.set(torch.Tensor, name, self._core.listener(original, None, converted))
@@ -116,10 +123,10 @@ class CutTerms(RoundDetector):
         for made in _torch.tensors_in(result):
             if made.requires_grad:
                 self._came_back(op, args, made, held, cuts)
-            elif op in _ON_PURPOSE:
+            elif op in _ON_PURPOSE and not (op == "detach" and given[0].grad_fn is not None):
                 _are_data(cuts)
             elif len(self._held) < _TENSORS_FOLLOWED and not _is_of_shape_only(op):
-                self._follow(op, made, given, cuts)
+                self._follow(op, made, given, held)
 
     def _of(self, tensor: Any) -> _Held | None:
         known = self._held.get(id(tensor))
@@ -131,6 +138,7 @@ class CutTerms(RoundDetector):
         name = "" if node is None else node.name()
         is_term = name in SUMS and (made.numel() == 1 or name in LISTED)
         if is_term and (op in _ADDS or all(one.unscaled is not None for one in held)):
+            _are_data(tuple(cut for one in held if one.is_whole for cut in one.cuts))
             if cuts:
                 self._join(node, made, held[0]._replace(cuts=cuts))
         else:
@@ -141,19 +149,21 @@ class CutTerms(RoundDetector):
         name = _name_of(term, sys._getframe(1))
         self._joined.append(_Joined(_torch.node_sequence(node), term.cuts, self._core.stack(), name, facts))
 
-    def _follow(self, op: str, made: Any, given: list[Any], cuts: tuple[_Cut, ...]) -> None:
+    def _follow(self, op: str, made: Any, given: list[Any], held: list[_Held]) -> None:
+        cuts = tuple(dict.fromkeys(cut for one in held for cut in one.cuts))
+        if any(isinstance(one, torch.nn.Parameter) for one in given):
+            _are_data(tuple(cut for cut in cuts if cut.how == "detached"))
         # A view taken unrecorded has the graph of its base.
         nodes = [_torch.grad_fn_of(one) or (None if one._base is None else one._base.grad_fn) for one in given]
         sources = [node for node in nodes if node is not None]
         if sources:
-            how = "discrete" if _torch.is_grad_enabled() else "no_grad"
+            how = "detached" if op == "detach" else "discrete" if _torch.is_grad_enabled() else "no_grad"
             stack = self._core.stack()
             cuts = (*cuts, *(_Cut(stack, op, numbers_below(one), how) for one in sources))
         if cuts:
-            unscaled = next((one for one in given if self._of(one) is not None), None) if op in _SCALES else None
-            self._held[id(made)] = _Held(
-                _torch.weak_tensor(made), cuts, None if unscaled is None else _torch.weak_tensor(unscaled)
-            )
+            unscaled = held[0].weak if held and op in _SCALES else None
+            is_whole = op == "detach" or (op in _REDUCES and bool(held) and all(one.is_whole for one in held))
+            self._held[id(made)] = _Held(_torch.weak_tensor(made), cuts, unscaled, is_whole)
         else:
             self._held.pop(id(made), None)
 
@@ -167,7 +177,7 @@ class CutTerms(RoundDetector):
         own = [one for one in joined if one.number in sums and not any(cut.is_data for cut in one.cuts)]
         if not own:
             return
-        ran = set(map(_torch.node_sequence, walk.engine_order(roots)))
+        ran = set(numbers_below(*roots, most=None))
         for one in own:
             cut = one.cuts[0]
             # A running average of the loss is made of a sum on the path.
