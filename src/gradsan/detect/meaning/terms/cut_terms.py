@@ -5,8 +5,9 @@ y).float().mean()``, or ``ce + mse(a.detach(), b.detach())``. Results without a 
 followed in some rounds; for those that become Python numbers see ``number_terms.py``. Such a result is a term if it is
 added to a one-element value with a graph, and only sums and constant factors lie between there and the loss, whose
 backward runs through the values that it was computed from, or through their parameters. Where a value computed from the
-same is a factor, an input, an index or a bound of one with a graph, or is subtracted unscaled, it is data or a baseline.
-A term that is detached as a whole is a constant on purpose, and so may be one of detached values and frozen parameters.
+same is a factor, an input, an index or a bound of one with a graph, or is subtracted unscaled, it is data or a
+baseline. A term that is detached as a whole is a constant on purpose, and so may be one of detached values and frozen
+parameters.
 
 Row: ``term_is_cut``. Roles: ``read`` (where the graph was left; ``op``; ``values``: ``shape``, ``dtype``, ``device``
 of the term, ``how``: ``no_grad``, ``discrete`` or ``detached``), ``added`` (where the term was added to the loss;
