@@ -28,12 +28,13 @@ from typing import Any, NamedTuple
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
-from gradsan import _torch
+from gradsan import _torch, source
 from gradsan.detect.lost_updates import Graph
+from gradsan.detect.meaning.made import Making
 from gradsan.graph import naming, walk
 from gradsan.graph.live import live_clues
 from gradsan.graph.variables import Found
-from gradsan.model import Clue, Failure, Site
+from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Detector, Run
 from gradsan.record.ledger import call_that_made
 from gradsan.record.log import Log
@@ -55,6 +56,7 @@ class Life(Detector):
     def __init__(self, run: Run) -> None:
         """Start without having seen any step."""
         self._core, self._backwards, self._found = run.core, run.backwards, run.report
+        self._making = run.get(Making)
         self._sizes: dict[tuple[int, str], tuple[int, int]] = {}
         self._awaited: list[list[Awaited]] = []
         self._looks = Counter[Any]()
@@ -100,7 +102,7 @@ class Life(Detector):
         site = symbolise(stack)
         counts = {"missing": len(missing), "total": len(held)}
         name = type(optimizer).__name__
-        replaced = list(_replacements(held, missing, frame))
+        replaced = self._replaced(optimizer, held, missing, frame)
         clues = [Clue("holder", site, name=name)]
         is_all = len(missing) == len(held)
         if replaced:
@@ -164,11 +166,25 @@ class Life(Detector):
         held = [one for one in _torch.parameters_of(optimizer) if one.requires_grad]
         missing = [one for one in held if one.grad is None and not is_lazy(one) and one.numel()]
         reported = self._lost.get(optimizer, set())
-        replaced = list(_replacements(held, missing, frame)) if missing else []
+        replaced = self._replaced(optimizer, held, missing, frame) if missing else []
         if replaced and not any(id(parameter) in reported for parameter, _ in replaced):
             site = symbolise(self._core.stack())
             counts = {"missing": len(missing), "total": len(held), "later": 1}
             self._report_lost(optimizer, replaced, counts, site, [Clue("holder", site, name=type(optimizer).__name__)])
+
+    def _replaced(
+        self, optimizer: Optimizer, held: list[Any], missing: list[Any], frame: Any
+    ) -> list[tuple[Any, Found]]:
+        """Return the parameters that have been replaced, with what the program has instead.
+
+        A leaf whose name is first bound after the optimizer was made replaces none: it is another one.
+        """
+        made = next((symbolise(one.stack).user_frame for it, one in self._making.optimizers() if it is optimizer), None)
+        return [
+            (parameter, one)
+            for parameter, one in _replacements(held, missing, frame)
+            if made is None or one.origin == "module" or not one.tensor.is_leaf or not _is_bound_after(made, one.path)
+        ]
 
     def _report_lost(
         self,
@@ -339,6 +355,11 @@ def _replacements(held: list[Any], missing: list[Any], frame: Any) -> Iterator[t
                 used.add(id(one.tensor))
                 yield parameter, one
                 break
+
+
+def _is_bound_after(made: Frame, path: str) -> bool:
+    places = [place for _, place in source.assignments(made, path)]
+    return bool(places) and all(source.in_same_function(one, made) and one.line > made.line for one in places)
 
 
 def _without_optimizer(strangers: list[Found], models: set[str]) -> list[Found]:

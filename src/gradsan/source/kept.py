@@ -7,6 +7,7 @@ equal.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -280,10 +281,12 @@ def _as_python(path: str) -> str | None:
 
 
 def _parts(path: str) -> Iterator[str]:
-    """``net[0].weight``, ``net[0]`` and ``net`` of ``net.0.weight``."""
-    names = path.split(".")
+    """``net[0].weight``, ``net[0]`` and ``net`` of ``net.0.weight`` or ``net[0].weight``."""
+    names = re.findall(r"\[[^]]*\]|[^.\[]+", path)
     for length in range(len(names), 0, -1):
-        text = names[0] + "".join(f"[{name}]" if name.isdigit() else f".{name}" for name in names[1:length])
+        text = names[0]
+        for name in names[1:length]:
+            text += f"[{name}]" if name.isdigit() else name if name.startswith("[") else f".{name}"
         part = _as_python(text)
         if part is not None and part != "self":
             yield part

@@ -7,6 +7,7 @@ outside of its graph.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from gradsan import source
@@ -175,9 +176,11 @@ def _given(failure: Failure, replaced: Clue | None) -> Lines:
     if holder is None or len(places) != 1:
         return ()
     part, place = places[0]
-    # A parameter that was bound itself is passed as it is; its owner is a module.
-    is_parameter = part.count(".") == replaced.name.count(".") and "[" not in part
-    given = f"[{part}]" if is_parameter else f"{part}.parameters()"
+    # A parameter that was bound itself is passed as it is; its owner is a module, unless it is a list or a dict.
+    bound_name, name = (re.sub(r"\W+", ".", one).strip(".") for one in (part, replaced.name))
+    if replaced.name[len(part) :].startswith("["):
+        return ()
+    given = f"[{part}]" if bound_name == name else f"{part}.parameters()"
     change = source.added_to_optimizer(place, frame, holder, given)
     return source.changed_lines(place.file, change)
 
