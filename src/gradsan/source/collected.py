@@ -244,6 +244,7 @@ def _empties(node: ast.stmt, last: str) -> bool:
 
 
 _KEEPS = frozenset({"append", "appendleft", "insert"})
+_TAKES_OUT = frozenset({"clear", "pop", "popleft", "remove"})
 _CONTAINERS = frozenset({"dict", "list", "OrderedDict", "defaultdict"})
 
 
@@ -283,6 +284,15 @@ def result_keepers(
             kept = _list_that_keeps(node, name)
             if kept is not None and kept[0] == keeper:
                 yield inside, kept[1]
+
+
+def is_emptied(inside: list[ast.stmt], name: str) -> bool:
+    """Whether one of the statements takes something out of a list: ``xs.pop``, ``del xs[0]``, ``xs[:] = …``."""
+    nodes = list(itertools.chain.from_iterable(map(ast.walk, inside)))
+    parts = [one for one in nodes if isinstance(one, ast.Subscript) and not isinstance(one.ctx, ast.Load)]
+    taken = [one.value for one in parts if isinstance(one.ctx, ast.Del) or isinstance(one.slice, ast.Slice)]
+    taken += [one.value for one in nodes if isinstance(one, ast.Attribute) and one.attr in _TAKES_OUT]
+    return any(chain_key(one) == name for one in taken)
 
 
 def is_inside(node: ast.stmt, loop: ast.stmt) -> bool:

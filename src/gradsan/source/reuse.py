@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
-from gradsan.source.collected import is_inside, keepers, result_keepers
+from gradsan.source.collected import is_emptied, is_inside, keepers, result_keepers
 from gradsan.source.flow import Definition, State, reaching
 from gradsan.source.identifiers import (
     assigned_names,
@@ -348,8 +348,11 @@ def _by_list(statement: Statement, written: str, statements: list[ast.stmt]) -> 
 
 
 def _read_after(inside: list[ast.stmt], name: str, source: SourceFile, statements: list[ast.stmt]) -> ast.stmt | None:
-    later = (one for one in statements if one not in inside and one.lineno > inside[0].lineno)
-    return next((one for one in later if reads_value(source, one, name)), None)
+    """The first statement behind a loop, or in a loop that takes nothing out of the list ``name``, that reads it."""
+    later = [one for one in statements if one not in inside and one.lineno > inside[0].lineno]
+    return next(
+        (one for one in (*later, *(() if is_emptied(inside, name) else inside)) if reads_value(source, one, name)), None
+    )
 
 
 def collected_result(frame: Frame, keeper: str) -> SecondName | None:

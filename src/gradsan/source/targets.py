@@ -88,10 +88,11 @@ def mixed_operand(frame: Frame, op: str) -> tuple[str, str] | None:
         return None
     own = _ALIAS.sub("", read(found[1].node))
     chains = {read(one) for one in _parts_of(operand)}
-    rests = [one.right for one in ast.walk(operand) if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Sub)]
-    factors = {read(one) for one in rests}
-    tensors = {one for one in chains if _ALIAS.search(one)} or {one for one in chains if factors and one not in factors}
-    others = {_ALIAS.sub("", one) for one in tensors} - {own}
+    sums = [one for one in ast.walk(operand) if isinstance(one, ast.BinOp)]
+    rests = [one.right for one in sums if isinstance(one.op, ast.Sub | ast.Div)]
+    rests += [one.left for one in sums if isinstance(one.right, ast.Constant) and isinstance(one.op, ast.Add | ast.Sub)]
+    factors = {read(part) for one in rests for part in _parts_of(one)}
+    others = {_ALIAS.sub("", one) for one in chains if one not in factors or _ALIAS.search(one)} - {own}
     is_own = own in {_ALIAS.sub("", one) for one in chains}
     return (own, others.pop()) if len(others) == 1 and is_own == (op == "copy_") else None
 
