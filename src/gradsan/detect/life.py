@@ -28,13 +28,13 @@ from typing import Any, NamedTuple
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
-from gradsan import _torch, source
+from gradsan import _torch
 from gradsan.detect.lost_updates import Graph
 from gradsan.detect.meaning.made import Making
 from gradsan.graph import naming, walk
 from gradsan.graph.live import live_clues
 from gradsan.graph.variables import Found
-from gradsan.model import Clue, Failure, Frame, Site
+from gradsan.model import Clue, Failure, Site
 from gradsan.record.detector import Detector, Run
 from gradsan.record.ledger import call_that_made
 from gradsan.record.log import Log
@@ -179,11 +179,13 @@ class Life(Detector):
 
         A leaf whose name is first bound after the optimizer was made replaces none: it is another one.
         """
+        from gradsan.detect.meaning.evidence import is_bound_after
+
         made = next((symbolise(one.stack).user_frame for it, one in self._making.optimizers() if it is optimizer), None)
         return [
             (parameter, one)
             for parameter, one in _replacements(held, missing, frame)
-            if made is None or one.origin == "module" or not one.tensor.is_leaf or not _is_bound_after(made, one.path)
+            if made is None or one.origin == "module" or not one.tensor.is_leaf or not is_bound_after(made, one.path)
         ]
 
     def _report_lost(
@@ -355,11 +357,6 @@ def _replacements(held: list[Any], missing: list[Any], frame: Any) -> Iterator[t
                 used.add(id(one.tensor))
                 yield parameter, one
                 break
-
-
-def _is_bound_after(made: Frame, path: str) -> bool:
-    places = [place for _, place in source.assignments(made, path)]
-    return bool(places) and all(source.in_same_function(one, made) and one.line > made.line for one in places)
 
 
 def _without_optimizer(strangers: list[Found], models: set[str]) -> list[Found]:

@@ -282,14 +282,11 @@ def _as_python(path: str) -> str | None:
 
 def _parts(path: str) -> Iterator[str]:
     """``net[0].weight``, ``net[0]`` and ``net`` of ``net.0.weight`` or ``net[0].weight``."""
-    names = re.findall(r"\[[^]]*\]|[^.\[]+", path)
-    for length in range(len(names), 0, -1):
-        text = names[0]
-        for name in names[1:length]:
-            text += f"[{name}]" if name.isdigit() else name if name.startswith("[") else f".{name}"
-        part = _as_python(text)
-        if part is not None and part != "self":
-            yield part
+    text = _as_python(re.sub(r"\.(\d+)", r"[\1]", path))
+    node = None if text is None else ast.parse(text, mode="eval").body
+    while node is not None and ast.unparse(node) != "self":
+        yield ast.unparse(node)
+        node = node.value if isinstance(node, ast.Attribute | ast.Subscript) else None
 
 
 def _targets(node: ast.stmt) -> list[ast.expr]:

@@ -13,6 +13,7 @@ from torch import nn
 from gradsan import _torch, source
 from gradsan.detect.meaning.made import Making
 from gradsan.graph import naming
+from gradsan.model import Frame
 from gradsan.record.ledger import call_that_made
 from gradsan.record.log import Log
 from gradsan.record.stacks import is_user_file, symbolise
@@ -276,3 +277,9 @@ def adds_up_parts(cleared: Any, backward: Any, step: Any) -> bool:
     frames = [symbolise(one).user_frame for one in (cleared, backward, step)]
     known = [one for one in frames if one is not None]
     return len(known) == len(frames) and source.clears_each_part(*known)
+
+
+def is_bound_after(made: Frame, path: str) -> bool:
+    """Whether a name is only bound behind the line ``made``, in its function."""
+    places = [place for _, place in source.assignments(made, path)]
+    return bool(places) and all(source.in_same_function(one, made) and one.line > made.line for one in places)
