@@ -50,7 +50,7 @@ def test_the_live_value_tells_what_a_container_holds(made, name, inner, line, tm
         path += "[0]"
     held = Held(path, str(file), "Trainer.train_on", around[-1].path, around[-1].kind, True, False, tuple(around))
     bound, used = (Frame(str(file), at, "Trainer.train_on", is_user=True) for at in (6, 8))
-    carried = source.Carried(name, 6, 6, "", bound)
+    carried = source.Carried(name, 6, bound)
     carrier = carriers.Carrier(name, bound, (), ((name, carried),), 0, True, (held,))
     found = carriers.cut(Site((used,)), None, carrier)
     assert found is not None
@@ -67,6 +67,6 @@ def test_an_attribute_of_another_module_is_not_cut(path, is_cut, tmp_path):
         Frame(str(file), *place, is_user=True) for place in ((2, "<module>"), (3, "<module>"), (7, "forward"))
     )
     held = Held(path, str(file), "<module>", path.rpartition(".")[0], "object", True)
-    carried = source.Carried("self.mean", 7, 7, "", bound)
+    carried = source.Carried("self.mean", 7, bound)
     carrier = carriers.Carrier("self.mean", bound, (at,), (("net.mean", carried),), 0, False, (held,))
     assert (carriers.cut(Site((used,)), None, carrier) is not None) == is_cut

@@ -154,3 +154,18 @@ def test_a_parameter_may_be_written_before_a_backward_or_behind_it():
     pruned, whole = run((2, 4, 6), (3, 5, 7)), run((1, 3, 5), (3, 5, 7))
     assert compare_trainings(pruned, whole).kept == ()
     assert compare_trainings(pruned, replace(whole, parameters=run((), (3, 5, 8)).parameters)).kept == ("net.weight",)
+
+
+@each("seen, frozen", [(((0, 5), (0, 6)), ()), (((0, 5), (0, 5)), ("buf.acts[0]", "buf.acts[1]"))])
+def test_a_list_is_no_longer_written_only_where_none_of_its_elements_changes(seen, frozen):
+    def run(rounds):
+        def value(number):
+            return Value((), "int64", number, array("d", [float(number), float(number)]).tobytes())
+
+        moments = [
+            Moment((("step 1", i),), 0, {f"f: buf.acts[{k}]": value(one) for k, one in enumerate(acts)}, begun=i)
+            for i, acts in enumerate(rounds)
+        ]
+        return Recording(finished=True, moments=(*moments, replace(moments[-1], ordinal=1, is_end=True)))
+
+    assert compare_trainings(run(((0, 5), (1, 4))), run(seen)).frozen == frozen

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gradsan.model import Diagnosis, Fix, Frame, Label, Message, NamedTensor, Site
-from gradsan.repair.fixes import copies, graphs, states, steps, views
+from gradsan.repair.fixes import copies, graphs, loops, states, views
 from gradsan.repair.patch import Patch
 
 
@@ -288,7 +288,7 @@ def test_an_update_by_hand_moves_behind_the_loop(program):
                 w -= 0.1 * w.grad
             w.grad = None
     """)
-    found = steps.step_after_loop(
+    found = loops.step_after_loop(
         diagnosis(
             "step_between_forward_and_backward",
             ("saved", None, (at(file, 1),)),
@@ -313,7 +313,7 @@ def test_an_update_that_belongs_to_its_round_stays(program, update):
                 {update}
     """)
     labels = (("saved", None, (at(file, 1),)), ("written", None, (at(file, 6),)), ("used", None, (at(file, 3),)))
-    assert steps.step_after_loop(diagnosis("step_between_forward_and_backward", *labels)) == ()
+    assert loops.step_after_loop(diagnosis("step_between_forward_and_backward", *labels)) == ()
 
 
 def test_a_loss_of_a_network_with_a_capital_name_is_computed_again(program):

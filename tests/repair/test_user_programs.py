@@ -10,6 +10,8 @@ import user_programs as programs
 from gradsan.repair.patch import Patch, PatchError
 
 ALWAYS = {
+    "players_on_joint_actions",
+    "third_optimizer_of_both",
     "channels_dropped_without_record",
     "encoder_outside_of_closure",
     "coefficients_projected_by_row",

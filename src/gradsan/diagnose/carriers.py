@@ -230,10 +230,7 @@ def _carried_at(place: _Place, level: int, used_at: Frame | None, made_near: tup
         # A call is a round, and a loop within it only a part of one: ``for x in chunk: loss = loss + f(x)``. An object
         # that the call was given may carry a state all the same.
         found = [
-            one
-            for one in found
-            if not source.dies_with_call(place.frame, one.name)
-            or (place.depth <= level and one.name not in source.bound_names(one.bound_at))
+            one for one in found if not source.dies_with_call(place.frame, one.name, given_stays=place.depth <= level)
         ]
     found = [one for one in found if not source.is_item_of_loop(one.bound_at, one.name)]
     return list(

@@ -17,16 +17,21 @@ def forget_collected(used: Site, updated: Site | None, held: tuple[Held, ...]) -
     an earlier round. None where no list among them still contains values added by that round.
     """
     for one in held:
-        if one.container not in ("list", "deque") or one.within is None or not one.is_old:
+        # The elements may be tuples: the log-probability and the value of each action.
+        kept = next((layer.path for layer in one.around if layer.kind in ("list", "deque")), None)
+        if kept is None or not one.is_old:
             continue
         for frame in reversed(used.user_frames):
             if not _belongs(one, frame):
                 continue
             update = _update_beside(frame, updated)
-            found = source.forget_collected([frame] if update is None else [frame, update], one.within)
+            # ``kept = agent.moves``: the list is filled by its other name.
+            made = source.definition_of(frame, kept) if kept.isidentifier() else None
+            name = kept if made is None or not made.value.replace(".", "").isidentifier() else made.value
+            found = source.forget_collected([frame] if update is None else [frame, update], name)
             if found is not None:
                 change, text = found
-                values = {"name": one.within, "text": text}
+                values = {"name": name, "text": text}
                 return Fix.worded("help.forget_collected", values, source.changed_lines(frame.file, change))
     return None
 

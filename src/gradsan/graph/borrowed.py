@@ -168,8 +168,8 @@ class _Leaves:
             self._kinds.setdefault(one, _MOVED)
 
     def kind_of(self, leaf: Any) -> int:
-        """``_MOVED`` if only stepped optimizers have it, or none and it was updated by hand; else ``_OTHERS``."""
-        return _MOVED if self._kinds.get(_torch.storage_identity(leaf)) == _MOVED else _OTHERS
+        """``_MOVED`` if stepped optimizers have it, or none and it was updated by hand; ``_OTHERS``; both of them."""
+        return self._kinds.get(_torch.storage_identity(leaf), _OTHERS)
 
 
 def _border(roots: tuple[Any, ...], leaves: _Leaves, own: int, borrowed: int) -> list[walk.Crossing]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -31,11 +31,6 @@ _KEEPS_VALUES = frozenset(
 _MEANT = frozenset({"help.loss_recorded", "help.value_recorded", "help.layer_out_of_place"})
 """Messages of kinds that keep values elsewhere: a write past the graph is meant to count, a residual to stay."""
 
-
-def _keeps_values(fix: Fix) -> bool:
-    return fix.kind in _KEEPS_VALUES and fix.summary.key not in _MEANT
-
-
 Say = Callable[[Message], str]
 
 
@@ -48,7 +43,7 @@ class Judge:
     a Message in the words of the report, paths are shown relative to ``cwd``. ``is_of_values``: the fault is NaN or
     Inf, so only values finite before can be compared. ``unrecorded`` is the message for a change that leaves a write
     that bypasses autograd, or a gradient that the loss reads, without a graph, which may have been meant to have one:
-    the correct gradients are unknown.
+    the correct gradients are unknown. ``so_far`` is the patch for the faults before this one.
     """
 
     reference: Trial
@@ -58,6 +53,7 @@ class Judge:
     noise: frozenset[str] = frozenset()
     is_of_values: bool = False
     unrecorded: Message | None = None
+    so_far: Patch = field(default_factory=Patch)
 
     def tried(self, fix: Fix, patch: Patch, trial: Trial, before: Trial) -> Tried:
         """The candidate ``fix`` with the results of its ``trial``; ``before`` is the program's trial without it."""
@@ -69,7 +65,8 @@ class Judge:
         is_known = comparison.has_reference and self.is_replayable and has_numbers
         # A run that ends with another, silent finding may still have lost gradients.
         loss = _loss(comparison, training, fix) if runs or (trial.recording.finished and comparison.lost) else None
-        if runs and is_known and _keeps_values(fix) and _begins_with_another_loss(reference, trial.recording):
+        keeps_values = is_known and fix.kind in _KEEPS_VALUES and fix.summary.key not in _MEANT
+        if runs and keeps_values and _begins_with_another_loss(reference, trial.recording):
             loss = loss or Message("fix.another_loss")
         goes_as_far = not runs and self._ends_as_the_reference(comparison, training, trial, patch)
         passed = (runs or goes_as_far) and loss is None
@@ -124,8 +121,8 @@ class Judge:
 
     def _went_further(self, trial: Trial, before: Trial, patch: Patch) -> bool:
         if self.is_of_values:
-            return _is_born_later(trial, before, patch)
-        return _progress(trial) > _progress(before) or _has_another_fault(trial, before, patch)
+            return _is_born_later(trial, before, patch, self.so_far)
+        return _progress(trial) > _progress(before) or _has_another_fault(trial, before, patch, self.so_far)
 
     def _ends_as_the_reference(self, comparison: Comparison, training: Training, trial: Trial, patch: Patch) -> bool:
         """Whether the healed original ends with the same error, which is another fault, after an equal training."""
@@ -243,31 +240,35 @@ def _progress(trial: Trial) -> tuple[bool, int, int]:
     return trial.recording.finished, len(trial.recording.losses), len(trial.recording.steps)
 
 
-def _is_born_later(trial: Trial, before: Trial, patch: Patch) -> bool:
+def _is_born_later(trial: Trial, before: Trial, patch: Patch, so_far: Patch) -> bool:
     """Whether the first nonfinite value is in a later round than before, or from another operation."""
     first, last = next(iter(faults_of(before)), None), next(iter(faults_of(trial)), None)
     if first is None or last is None or first.nonfinite is None or last.nonfinite is None:
         return False
     if last.nonfinite.round != first.nonfinite.round:
         return last.nonfinite.round > first.nonfinite.round
-    return bool(_places("origin", last, patch) - _places("origin", first, Patch()))
+    return bool(_places("origin", last, patch) - _places("origin", first, so_far))
 
 
-def _has_another_fault(trial: Trial, before: Trial, patch: Patch) -> bool:
+def _has_another_fault(trial: Trial, before: Trial, patch: Patch, so_far: Patch) -> bool:
     """Whether the program ends no earlier, and with writes, or at a save, that had not been reported before."""
     if _progress(trial) < _progress(before) or not faults_of(trial):
         return False
     fault = faults_of(trial)[0]
-    known = frozenset().union(*before.written)
-    is_new_write = bool(trial.written[trial.diagnoses.index(fault)] - known)
-    # A buffer that several operations have saved: a copy for one of them leaves the others.
-    earlier = set().union(*(_places("saved", one, Patch()) for one in before.diagnoses))
-    return is_new_write or bool(_places("saved", fault, patch) - earlier)
+    is_new_write = bool(trial.written[trial.diagnoses.index(fault)] - frozenset().union(*before.written))
+    # A buffer that several operations have saved: a copy for one of them leaves the others. Or a statement that reads
+    # like the one before, in a line that the patch leaves as it was.
+    return is_new_write or any(
+        _places(role, fault, patch, unchanged=unchanged)
+        - set().union(*(_places(role, one, so_far) for one in before.diagnoses))
+        for role, unchanged in (("saved", False), ("written", True))
+    )
 
 
-def _places(role: str, fault: Diagnosis, patch: Patch) -> set[tuple[str, int, str | None]]:
-    labels = [label for label in fault.labels if label.role == role]
-    return {(one.frame.file, patch.line_before(one.frame.file, one.frame.line)[0], one.op) for one in labels}
+def _places(role: str, fault: Diagnosis, patch: Patch, *, unchanged: bool = False) -> set[tuple[str, int, str | None]]:
+    labels = [one for one in fault.labels if one.role == role]
+    places = [(one, *patch.line_before(one.frame.file, one.frame.line)) for one in labels]
+    return {(one.frame.file, line, one.op) for one, line, is_equal in places if is_equal or not unchanged}
 
 
 COST_TOLERANCE = 0.02

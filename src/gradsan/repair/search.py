@@ -359,7 +359,7 @@ def _try_all(search: _Search, fault: Diagnosis, patch: Patch, before: Trial) -> 
         search.progress(Message("fix.running_candidate", values))
     requests = [replace(search.request, files=dict(candidate.files)) for _, candidate in candidates]
     trials = search.runner.run_all(requests, side_by_side=search.side_by_side)
-    judge = replace(search.judge, is_of_values=fault.nonfinite is not None, unrecorded=_unrecorded(fault))
+    judge = replace(search.judge, is_of_values=fault.nonfinite is not None, unrecorded=_unrecorded(fault), so_far=patch)
     if any(map(judge.is_in_doubt, trials)):
         judge = replace(judge, noise=search.noise())
     tried = [
@@ -379,9 +379,11 @@ def _candidate(search: _Search, fix: Fix, patch: Patch) -> Patch | None:
     if not fix.lines or not may_touch:
         return None
     try:
-        return patch.with_lines(fix.lines)
+        candidate = patch.with_lines(fix.lines)
     except PatchError:
         return None
+    # Two calls swapped for the fault before this one would only be swapped back.
+    return candidate if candidate.size else None
 
 
 def _measured(search: _Search, patches: Sequence[Patch]) -> list[Cost | None]:

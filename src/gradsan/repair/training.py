@@ -14,6 +14,7 @@ from gradsan.repair.trials.trial import Moment, Recording, Value
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """Buffers that a layer itself writes whenever its forward runs."""
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_ELEMENT = re.compile(r"\[\d+\]")
 _MOST_NAMES = 8
 
 
@@ -62,7 +63,6 @@ class Training:
 
 def compare_trainings(reference: Recording, candidate: Recording, printed: tuple[str, str] = ("", "")) -> Training:
     """Compare ``candidate`` with ``reference``, and their ``printed`` output, where both have got equally far."""
-    frozen: list[str] = []
     kept: list[str] = []
     passing: list[str] = []
     decided_later: list[str] = []
@@ -97,9 +97,12 @@ def compare_trainings(reference: Recording, candidate: Recording, printed: tuple
             is_kept = has_rounds and name not in right.passing and _is_kept(name, value, reference.moments)
             is_kept = is_kept and not _comes_later(name, other, pairs[: position if not right.is_end else 0])
             (kept if is_kept else passing).append(name)
+    lasting: dict[str, list[str]] = {}
     for name in dict.fromkeys([*kept, *passing, *decided_later]) if has_rounds else ():
-        if not any(name in right.passing for right, _ in pairs) and _is_frozen(name, pairs):
-            frozen.append(name)
+        if not any(name in right.passing for right, _ in pairs):
+            lasting.setdefault(_ELEMENT.sub("[]", name), []).append(name)
+    # One element of a list may be equal by chance (an action); a write that no longer happens leaves all of them.
+    frozen = [name for names in lasting.values() if all(_is_frozen(one, pairs) for one in names) for name in names]
     if len(reference.begun) == len(candidate.begun) and not _near(reference.begun, candidate.begun, reference.dtype):
         numbers.append("loss")
     if _print_others(*printed, either_ended=reference.was_ended or candidate.was_ended):
@@ -215,7 +218,8 @@ def _parameters_differ(reference: Recording, candidate: Recording) -> bool:
 
 
 def _near(first: tuple[float, ...], second: tuple[float, ...], dtype: str) -> bool:
-    pairs = zip(first, second, strict=True)
+    # A backward moved before another one changes no loss.
+    pairs = zip(*(sorted(one, key=lambda loss: (math.isnan(loss), loss)) for one in (first, second)), strict=True)
     return all(
         math.isclose(a, b, rel_tol=tolerance(dtype, position), abs_tol=1e-9) or (math.isnan(a) and math.isnan(b))
         for position, (a, b) in enumerate(pairs)

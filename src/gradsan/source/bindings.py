@@ -33,7 +33,7 @@ from gradsan.source.inplace import (
     PIECES,
     is_inplace_name,
 )
-from gradsan.source.locate import Statement, expression_at, expressions_at, statement_at, statement_text
+from gradsan.source.locate import Statement, expression_at, expressions_at, statement_at
 from gradsan.source.tree import FunctionNode, SourceFile, header_nodes, is_cell
 
 _CUTTING = frozenset({"detach", "detach_", "item", "numpy", "tolist"})
@@ -43,16 +43,13 @@ _BEFORE_ANY_CALL = frozenset({"__init__", "__new__", "__post_init__"})
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """``name`` is read at ``consumed_line`` and was bound, a round earlier, at ``bound_line`` by ``source_text``.
+    """``name`` is read at ``consumed_line`` and was bound, a round earlier, at ``bound_at``.
 
-    ``bound_at`` is the binding statement as a frame, for ``detach_at``; its function need not be that of
-    the reading frame.
+    That is the binding statement as a frame, for ``detach_at``; its function need not be that of the reading frame.
     """
 
     name: str
     consumed_line: int
-    bound_line: int
-    source_text: str
     bound_at: Frame
 
 
@@ -68,9 +65,7 @@ def carried_names(frame: Frame) -> list[Carried]:
     source, node = statement.source, statement.node
     found: dict[tuple[str, ast.stmt], Carried] = {}
     for name, bound in [*_within_comprehensions(statement), *_across_rounds(statement), *_across_methods(statement)]:
-        text = " ".join(line.strip() for line in statement_text(source, bound).splitlines())
-        carried = Carried(name, node.lineno, bound.lineno, text, _frame_of(source, bound, frame))
-        found.setdefault((name, bound), carried)
+        found.setdefault((name, bound), Carried(name, node.lineno, _frame_of(source, bound, frame)))
     reading_order = consumed_names(node)
     return sorted(found.values(), key=lambda carried: reading_order.index(carried.name))
 

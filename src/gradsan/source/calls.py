@@ -14,7 +14,16 @@ from gradsan.model import Frame
 from gradsan.source.bindings import bound_name
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.flow import is_still_argument, reaching
-from gradsan.source.identifiers import bindings_of, binds, chain_key, constant_key, leaf_name, local_nodes
+from gradsan.source.identifiers import (
+    bindings_of,
+    binds,
+    bound_in,
+    chain_key,
+    constant_key,
+    leaf_name,
+    local_nodes,
+    parameters,
+)
 from gradsan.source.locate import Statement, expression_at, expressions_at, statement_at
 from gradsan.source.reuse import SecondName, definitions_at, read_after, reads_value, statements_of
 from gradsan.source.targets import aliased_expression, operand_expressions
@@ -101,13 +110,18 @@ def alias_of(frame: Frame, name: str) -> str | None:
     return None if text == name else text
 
 
-def dies_with_call(frame: Frame, name: str) -> bool:
-    """Whether ``name`` is a plain local variable of the function at ``frame``, which does not outlive the call."""
+def dies_with_call(frame: Frame, name: str, *, given_stays: bool = False) -> bool:
+    """Whether ``name`` is a plain local variable of the function at ``frame``, which does not outlive the call.
+
+    With ``given_stays``, the object passed for a parameter that the function never binds anew outlives it.
+    """
     statement = statement_at(frame)
     if statement is None or statement.function is None or not name.isidentifier():
         return False
     function = statement.function
     declared = (node for node in local_nodes(function) if isinstance(node, ast.Global | ast.Nonlocal))
+    if given_stays and name in parameters(function) and name not in bound_in(function):
+        return False
     return binds(function, name) and not any(name in node.names for node in declared)
 
 

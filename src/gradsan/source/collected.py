@@ -13,6 +13,7 @@ from gradsan.source.identifiers import (
     assigned_names,
     bindings_of,
     chain_key,
+    constant_key,
     consumed_names,
     leaf_name,
     local_nodes,
@@ -29,14 +30,15 @@ def forget_collected(frames: Sequence[Frame], name: str) -> tuple[Change, str] |
 
     That is a call of the method with which the list's own class clears it, else a ``del`` of its elements and of those
     of the lists that are filled beside it and read where the round's function reads this one. None where nothing in the
-    file adds to the list, where a round begins with a new one, and for a deque of bounded length, which keeps values.
+    file adds to the list, where a round begins with a new one, for a deque of bounded length, which keeps values, and
+    where the last element alone is read: a state.
     """
     statement = statement_at(frames[0])
     if statement is None:
         return None
     source, (owner, _, last) = statement.source, name.rpartition(".")
     adding = list(_additions(source, last))
-    if not adding or _is_bounded(source, name) or _is_renewed(source, name, owner):
+    if not adding or _is_bounded(source, name) or _is_renewed(source, name, owner) or _is_state(source, last):
         return None
     scope = statement.function or source.module
     read = {chain_key(node) for node in ast.walk(scope) if isinstance(node, ast.Name | ast.Attribute)}
@@ -201,6 +203,12 @@ def _beside(source: SourceFile, call: ast.Call) -> Iterator[str]:
         other = _adds_to(node.value) if isinstance(node, ast.Expr) else None
         if other is not None:
             yield other
+
+
+def _is_state(source: SourceFile, last: str) -> bool:
+    """Whether the file reads an element of the list at a fixed place: ``self.states[-1]``."""
+    reads = (one for one in source.nodes if isinstance(one, ast.Subscript) and isinstance(one.ctx, ast.Load))
+    return any(leaf_name(one.value) == last and constant_key(one.slice) is not None for one in reads)
 
 
 def _is_renewed(source: SourceFile, name: str, owner: str) -> bool:

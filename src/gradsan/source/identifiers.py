@@ -97,7 +97,7 @@ def binds(function: FunctionNode | None, name: str) -> bool:
     """Whether ``name`` is a parameter or a local variable of ``function``."""
     if function is None:
         return False
-    return name in parameters(function) or name in _bound_in(function)
+    return name in parameters(function) or name in bound_in(function)
 
 
 def local_nodes(scope: FunctionNode | ast.Module) -> list[ast.AST]:
@@ -123,7 +123,8 @@ def _bound_anywhere(source: SourceFile) -> frozenset[str]:
 
 
 @functools.lru_cache(maxsize=64)
-def _bound_in(function: FunctionNode) -> frozenset[str]:
+def bound_in(function: FunctionNode) -> frozenset[str]:
+    """The names that the body of ``function`` binds."""
     return frozenset(filter(None, map(_bound_name, local_nodes(function))))
 
 

@@ -74,15 +74,17 @@ def attribute_owner(frame: Frame) -> str | None:
     return None
 
 
-def reads_gradient(frame: Frame) -> bool:
+def reads_gradient(frame: Frame, *, or_beside: bool = False) -> bool:
     """Whether the statement at ``frame`` is an update: it reads some ``.grad``, or a name that denotes a gradient.
 
-    Or a result of ``autograd.grad``, unless that has a graph of its own.
+    Or a result of ``autograd.grad``, unless that has a graph of its own. With ``or_beside``, also where another
+    statement of the block does, and writes the same variable: the noise of Langevin dynamics.
     """
     statement = statement_at(frame)
     if statement is None:
         return False
-    nodes = list(header_nodes(statement.node))
+    written = writes_beside(statement.source, statement.node) if or_beside else [statement.node]
+    nodes = [part for one in written for part in header_nodes(one)]
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
     if any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in nodes):
         return True
@@ -159,6 +161,14 @@ def written_root(node: ast.stmt) -> str | None:
             return f"{target.value.id}.{target.attr}"
         target = target.func if isinstance(target, ast.Call) else target.value
     return target.id if isinstance(target, ast.Name) else None
+
+
+def writes_beside(source: SourceFile, node: ast.stmt) -> list[ast.stmt]:
+    """The statement, and those of its block that write the same variable in place, in order."""
+    root, (parent, field) = written_root(node), source.parents[node]
+    block = getattr(parent, field, None)
+    beside = block if isinstance(block, list) and root is not None else [node]
+    return [one for one in beside if one is node or written_root(one) == root]
 
 
 def _possible_operations(place: Expression) -> list[str]:

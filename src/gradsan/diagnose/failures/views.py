@@ -237,7 +237,7 @@ def _purpose(failure: Failure) -> str:
     # An update by gradients with a graph of their own is part of the training: the inner step of MAML.
     if facts.get("value_learns"):
         return "computation"
-    if frame is not None and source.reads_gradient(frame):
+    if frame is not None and source.reads_gradient(frame, or_beside=True):
         return "update"
     in_setup = frame is not None and heuristics.sets_up(frame.function)
     if not in_setup and facts.get("is_leaf") is not False and _is_taken(failure):
@@ -289,7 +289,11 @@ def _fixes(failure: Failure, purpose: str, values: Mapping[str, Any]) -> tuple[F
         lines = statements.changed(failure, lambda frame: source.result_out_of_place(frame, _op(failure)))
         new = (parts.fix("out_of_place", "preserved", values, lines=lines),)
     if purpose == "update":
-        return (outside, parts.fix("optimizer_step", "preserved", values))
+        frame, target = failure.site.user_frame, failure.clue("target")
+        is_value = frame is not None and target is not None and not target.values.get("is_parameter")
+        # Noise beside an update by gradients may also be added to a new tensor, as long as nothing trains the old one.
+        also = new if is_value and frame is not None and not source.reads_gradient(frame) else ()
+        return (outside, *also, parts.fix("optimizer_step", "preserved", values))
     if purpose == "initialisation":
         target = failure.clue("target")
         return (outside,) if target is not None and target.values.get("is_parameter") else (outside, *new)

@@ -17,6 +17,7 @@ from gradsan.repair.fixes import (
     fast_weights,
     gradients,
     graphs,
+    loops,
     made,
     nonfinite,
     own_copies,
@@ -53,10 +54,9 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     backwards.backward_first,
     graphs.recompute_forward,
     graphs.detach_other_network,
-    graphs.detach_built_once,
-    steps.cut_between,
+    chains.backward_for_own,
     graphs.rebuild_in_loop,
-    steps.step_after_loop,
+    loops.step_after_loop,
     graphs.sum_losses,
     arguments.not_reentrant,
     arguments.find_unused_parameters_in_ddp,
@@ -118,10 +118,12 @@ def with_lines(diagnosis: Diagnosis) -> Diagnosis:
         first[fix.kind] if not fix.lines and fix.kind in first and first[fix.kind].lines not in known else fix
         for fix in diagnosis.fixes
     ]
+    if not any(fix.kind == "detach_other_network" for fix in fixes):
+        fixes = [*graphs.detach_what_others_train(diagnosis), *fixes]
     if fixes and fixes[0].meaning == "preserved":
         fixes.sort(key=lambda fix: not fix.lines or fix.meaning != "preserved")
     # With several steps in between, moving or repeating one of them does not fix the others.
-    fixes.sort(key=lambda fix: fix.summary.key != chains.ALL_AT_ONCE)
+    fixes.sort(key=lambda fix: fix.summary.key not in (chains.ALL_AT_ONCE, loops.ONCE))
     return replace(diagnosis, fixes=copies.collect_each_value(diagnosis, tuple(fixes)))
 
 

@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradsan.model import Diagnosis, Fix, Frame, Label, Lines
-from gradsan.source.change import Change, changed_lines
+from gradsan.source.change import Change, Edit, changed_lines, text_with
 from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import statement_at
-from gradsan.source.rewrite.moving import until_apart
-from gradsan.source.tree import SourceFile, read_source
+from gradsan.source.rewrite.moving import is_whole_lines, until_apart
+from gradsan.source.tree import SourceFile, Span, read_source
 
 _SWITCHING_OFF = frozenset({"no_grad", "inference_mode"})
 
 STEPPED = frozenset({"step_between_forward_and_backward", "fused_optimizer", "gathered_anew"})
 """Causes by which an update of parameters came between a forward and its backward."""
+
+
+SHARED = "forward_shared_by_two_backwards"
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +190,21 @@ def removed(source: SourceFile, node: ast.stmt) -> dict[int, str]:
     """The changes that remove the statement's lines."""
     span = source.span(node)
     return dict.fromkeys(range(span.line, span.end_line + 1), "")
+
+
+def with_inputs(source: SourceFile, node: ast.stmt, optimizer: str) -> str | None:
+    """The line of a backward, restricted to the parameters of ``optimizer``."""
+    call = method_call(node, "backward")
+    if call is None or any(keyword.arg in ("inputs", None) for keyword in call.keywords):
+        return None
+    span = source.span(call)
+    if span.line != span.end_line or not is_whole_lines(source, node):
+        return None
+    inputs = f'inputs=[p for group in {optimizer}.param_groups for p in group["params"]]'
+    comma = ", " if call.args or call.keywords else ""
+    edit = Edit.insert(span.line, span.end_column - 1, f"{comma}{inputs}")
+    whole = Span(span.line, 1, span.line, len(source.lines[span.line - 1]) + 1)
+    return text_with(source, whole, [edit])
 
 
 def fix(kind: str, lines: Lines, words: str = "", **values: Any) -> Fix:

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from gradsan.model import Diagnosis, Fix
 from gradsan.repair.fixes import _blocks as blocks
-from gradsan.source.change import Edit, text_with
-from gradsan.source.identifiers import chain_key
 from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.tree import SourceFile
 
@@ -53,7 +51,7 @@ def steps_behind_all(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     changes: dict[int, str] = {}
     for turn in turns:
         for node in turn.backwards:
-            text = _with_inputs(source, node, turn.optimizer)
+            text = blocks.with_inputs(source, node, turn.optimizer)
             if text is None:
                 return ()
             changes[source.span(node).line] = text
@@ -64,6 +62,25 @@ def steps_behind_all(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     last = source.span(turns[-1].backwards[-1]).line
     changes[last] = "\n".join([changes[last], *(blocks.text_of(source, node) for node in moved)])
     return (blocks.fix("reorder_step", blocks.lines_changed(source, changes), "steps_behind_all"),)
+
+
+def backward_for_own(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """Restrict the later backward to the parameters of the optimizer that steps next: it leaves the other graph out.
+
+    Where the shared values are in a list of states, or carried by loops, no argument of a call could be detached.
+    """
+    used = blocks.first(diagnosis, "used")
+    place = None if used is None else next(blocks.placements(used), None)
+    if place is None or diagnosis.cause not in (blocks.SHARED, *blocks.STEPPED):
+        return ()
+    source, later = place.source, place.block[place.index + 1 :]
+    call = next((one for node in later if (one := blocks.method_call(node, "step")) is not None), None)
+    optimizer = source.text(call.func.value) if call is not None and isinstance(call.func, ast.Attribute) else ""
+    text = blocks.with_inputs(source, place.statement, optimizer) if _is_cleared(source, optimizer) else None
+    if text is None:
+        return ()
+    lines = blocks.lines_changed(source, {source.span(place.statement).line: text})
+    return (blocks.fix("backward_for_own", lines, optimizer=optimizer),)
 
 
 def _turns(source: SourceFile, block: list[ast.stmt]) -> list[_Turn]:
@@ -86,21 +103,6 @@ def _turns(source: SourceFile, block: list[ast.stmt]) -> list[_Turn]:
 def _is_cleared(source: SourceFile, optimizer: str) -> bool:
     """Whether it clears gradients: other objects with a ``step`` (a schedule, an environment) do not."""
     return any(
-        isinstance(node, ast.Attribute) and node.attr == "zero_grad" and chain_key(node.value) == optimizer
+        isinstance(node, ast.Attribute) and node.attr == "zero_grad" and source.text(node.value) == optimizer
         for node in source.nodes
     )
-
-
-def _with_inputs(source: SourceFile, node: ast.stmt, optimizer: str) -> str | None:
-    """The line of a backward, restricted to the parameters of ``optimizer``."""
-    call = blocks.method_call(node, "backward")
-    if call is None or any(keyword.arg in ("inputs", None) for keyword in call.keywords):
-        return None
-    span = source.span(call)
-    if span.line != span.end_line or not is_whole_lines(source, node):
-        return None
-    inputs = f'inputs=[p for group in {optimizer}.param_groups for p in group["params"]]'
-    comma = ", " if call.args or call.keywords else ""
-    edit = Edit.insert(span.line, span.end_column - 1, f"{comma}{inputs}")
-    whole = type(span)(span.line, 1, span.line, len(source.lines[span.line - 1]) + 1)
-    return text_with(source, whole, [edit])

@@ -20,8 +20,6 @@ from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.rewrite.renewing import constructs, run_again, run_again_for_next_round
 from gradsan.source.tree import SourceFile, header_nodes, indentation_of
 
-_SHARED = "forward_shared_by_two_backwards"
-
 
 def detach_other_network(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     """``.detach()`` on every variable computed before the step that a later loss is computed from."""
@@ -59,44 +57,55 @@ def detach_other_network(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     return (blocks.fix("detach_other_network", tuple(lines), name=shown),)
 
 
+def detach_what_others_train(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """``detach_other_network`` where the source shows that it is meant, so that no run is needed to advise it.
+
+    The optimizer that steps after the later backward was given the network that takes the value, and not the one that
+    computed it.
+    """
+    found = detach_other_network(diagnosis)
+    used = blocks.first(diagnosis, "used")
+    place = None if used is None or not found else next(blocks.placements(used), None)
+    later = [] if place is None else place.block[place.index + 1 :]
+    call = next((one for node in later if (one := blocks.method_call(node, "step")) is not None), None)
+    if place is None or call is None or not isinstance(call.func, ast.Attribute):
+        return ()
+    source, optimizer = place.source, place.source.text(call.func.value)
+    bound = [one for one in source.nodes if isinstance(one, ast.Assign) and isinstance(one.value, ast.Call)]
+    trained = {text for one in bound if source.text(one.targets[0]) == optimizer for text in _given_parameters(one)}
+    # Lines are those of whole statements: the calls that read the value, and the one that bound it.
+    changed = {line for fix in found for _, line, _ in fix.lines}
+    names = {name for fix in found for name in str(fix.summary.values["name"]).split(", ")}
+    takers = {
+        source.text(one.func)
+        for one in source.nodes
+        if isinstance(one, ast.Call) and one.lineno in changed and blocks.names_read(one.args) & names
+    }
+    makers = {
+        source.text(one.value.func)
+        for one in bound
+        if isinstance(one.value, ast.Call) and blocks.names_bound(one) & names
+    }
+
+    def is_trained(callee: str) -> bool:
+        return any(callee == one or callee.startswith(f"{one}.") for one in trained)
+
+    is_meant = bool(makers) and not any(map(is_trained, makers)) and any(map(is_trained, takers))
+    return found if is_meant and trained else ()
+
+
+def _given_parameters(made: ast.Assign) -> set[str]:
+    """The networks of an optimizer: ``net`` of ``Adam(net.parameters())``."""
+    calls = (one for one in ast.walk(made.value) if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute))
+    return {ast.unparse(one.func.value) for one in calls if leaf_name(one.func) == "parameters"}  # type: ignore[attr-defined]
+
+
 def _updates(diagnosis: Diagnosis) -> tuple[Label, ...]:
     """The labels of updates to parameters that an earlier forward read; of the freed graph if it was freed as well."""
     if diagnosis.cause in blocks.STEPPED:
         return blocks.labels(diagnosis, "written")
     is_updated = any(one.message.key == "label.updated_between" for one in blocks.labels(diagnosis, "note"))
-    return blocks.labels(diagnosis, "freed") if diagnosis.cause == _SHARED and is_updated else ()
-
-
-def detach_built_once(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """``.detach()`` wherever the rounds read a value computed before them, if others read it, too.
-
-    The usual shape: the images of a generator, made once for several steps of the critic, and for its own.
-    """
-    used = blocks.first(diagnosis, "used")
-    made = blocks.first(diagnosis, "bridge")
-    pair = None if used is None or made is None else blocks.in_one_block(made, used)
-    if diagnosis.cause != "graph_built_once" or pair is None or pair[0].index >= pair[1].index:
-        return ()
-    (first, second), source = pair, pair[0].source
-    if not isinstance(second.statement, ast.For | ast.While):
-        return ()
-    names = blocks.names_bound(first.statement)
-    if not blocks.names_read(second.block[second.index + 1 :]) & names:
-        return ()
-    reads = [
-        one
-        for node in second.statement.body
-        for one in ast.walk(node)
-        if isinstance(one, ast.Name) and one.id in names and isinstance(one.ctx, ast.Load)
-    ]
-    parents = [source.parents[one][0] for one in reads]
-    spans = [
-        source.span(one) for one, parent in zip(reads, parents, strict=True) if not isinstance(parent, ast.Attribute)
-    ]
-    change = edited(source, [Edit.insert(span.end_line, span.end_column, ".detach()") for span in spans], "detach")
-    lines = changed_lines(source.file, change)
-    shown = ", ".join(dict.fromkeys(one.id for one in reads))
-    return (blocks.fix("detach_built_once", lines, "detach_other_network", name=shown),) if lines else ()
+    return blocks.labels(diagnosis, "freed") if diagnosis.cause == blocks.SHARED and is_updated else ()
 
 
 def _hanging_on(statements: list[ast.stmt]) -> set[str]:
@@ -171,6 +180,8 @@ def recompute_forward(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     written = blocks.labels(diagnosis, "written") if is_other else _updates(diagnosis)
     if used is None or not written:
         return ()
+    # What is computed before the update would need its old values.
+    written += tuple(one for one in blocks.labels(diagnosis, "note") if one.message.key == "label.updated_between")
     words = "recompute_after_change" if is_other else "recompute_forward"
     places = [blocks.user_frames(one) for one in written]
     found = run_again(None if saved is None else blocks.user_frames(saved), places, blocks.user_frames(used))
@@ -179,7 +190,7 @@ def recompute_forward(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     return tuple(blocks.fix("recompute_forward", lines, words) for lines in found)
 
 
-_REBUILT_CAUSES = blocks.STEPPED | {"graph_built_once", "same_loss_twice", _SHARED}
+_REBUILT_CAUSES = blocks.STEPPED | {"graph_built_once", "same_loss_twice", blocks.SHARED}
 
 
 def rebuild_in_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:

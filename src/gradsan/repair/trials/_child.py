@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import os
 import pickle
-import resource
 import signal
 import sys
 import time
@@ -204,7 +203,6 @@ def run_request(request: Request) -> tuple[int, bool]:
         "runs_alone": request.lets_through or _runs_alone(),
         "changed_files": files.changed,
         "read_files": own_files([path and os.path.realpath(path), *files.read, *imported_files()]),
-        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
     }
     Path(request.result).write_bytes(pickle.dumps(answer))
     return ending.status, True

@@ -180,7 +180,6 @@ class Trial:
     written: tuple[frozenset[str], ...] = ()
     seen: Seen = field(default_factory=Seen)
     seconds: float = 0.0
-    peak_bytes: int = 0
     cost: Cost | None = None
     output: str = ""
     printed: str = ""

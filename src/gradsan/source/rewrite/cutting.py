@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 
 from gradsan.model import Frame, Held, Layer
+from gradsan.source.calls import dies_with_call
 from gradsan.source.change import Change
 from gradsan.source.locate import statement_at
 from gradsan.source.modules import object_cut
@@ -32,7 +33,8 @@ def detach_held(frames: Sequence[Frame], held: Sequence[Held]) -> tuple[Change, 
         if cut is None:
             return None
         found.setdefault(*cut)
-    if not found or len(found) > _MOST_CUT:
+    is_dead = not statement.loops and any(dies_with_call(frames[0], name) for name in found)
+    if not found or len(found) > _MOST_CUT or is_dead:
         return None
     change = after_round(frames, f"{', '.join(found)} = {', '.join(found.values())}", "detach")
     return None if change is None else (change, tuple(found))

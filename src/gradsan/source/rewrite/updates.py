@@ -9,14 +9,15 @@ from gradsan.source.change import Change, Edit, edited
 from gradsan.source.identifiers import assigned_names, imported_as
 from gradsan.source.locate import statement_at
 from gradsan.source.tree import SourceFile, Span, indentation_of
-from gradsan.source.writing import written_root
+from gradsan.source.writing import writes_beside, written_root
 
 
 def under_no_grad(frame: Frame) -> Change | None:
     """The statement at ``frame`` under ``with torch.no_grad():``; None where it shares its lines with others.
 
     The in-place statements after it that belong to the same update are included: those that write the same variable
-    again, or read gradients. So are definitions that only these statements read.
+    again, or read gradients. So are definitions that only these statements read. Writes of that variable elsewhere in
+    the block get a ``with`` of their own.
     """
     statement = statement_at(frame)
     if statement is None or hasattr(statement.node, "body"):
@@ -27,15 +28,22 @@ def under_no_grad(frame: Frame) -> Change | None:
     block = getattr(parent, field, None)
     if torch is None or not isinstance(block, list) or not _has_own_lines(source, statement.node):
         return None
-    last = _last_of_update(source, block, block.index(statement.node))
-    first, end = source.span(statement.node), source.span(block[last])
+    edits: list[Edit] = []
+    for node in writes_beside(source, statement.node):
+        first = block.index(node)
+        if first >= block.index(statement.node) and (not edits or source.span(node).line > edits[-1].span.end_line):
+            edits.append(_within_no_grad(source, torch, node, block[_last_of_update(source, block, first)]))
+    return edited(source, edits, "no_grad")
+
+
+def _within_no_grad(source: SourceFile, torch: str, node: ast.stmt, last: ast.stmt) -> Edit:
+    first, end = source.span(node), source.span(last)
     # Lines between, comments among them, go along.
     unit = indentation_of(source)
     within = [f"{unit}{line}" if line.strip() else line for line in source.lines[first.line - 1 : end.end_line - 1]]
     tail = source.lines[end.end_line - 1][: end.end_column - 1]
     text = "\n".join([f"with {torch}.no_grad():", *within, f"{unit}{tail}"])
-    whole = Span(first.line, first.column, end.end_line, end.end_column)
-    return edited(source, [Edit(whole, text)], "no_grad")
+    return Edit(Span(first.line, first.column, end.end_line, end.end_column), text)
 
 
 def updated_in_place(frame: Frame) -> Change | None:
