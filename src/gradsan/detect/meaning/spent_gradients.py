@@ -11,7 +11,8 @@ is one; ``values``: ``shape``, ``dtype``, ``device``, ``leaves``, ``is_refilled`
 ``is_part``, whether it is one of several to be accumulated), ``cleared``
 (its site; ``op``), ``stepped`` (the step that came too late). ``clip_without_effect``. Roles: ``clip`` (the call;
 ``values``: ``kind``, ``empty`` where there was nothing to clip, ``run_out`` where it was given an exhausted
-generator, ``spent`` where it came after the step, ``others`` where no optimizer has what it was given), ``stepped``.
+generator, ``spent`` where it came after the step, ``of_last_step`` where the step that follows is for others, ``others``
+where no optimizer has what it was given), ``stepped``.
 """
 
 from __future__ import annotations
@@ -270,14 +271,20 @@ class SpentGradients(RoundDetector):
 
         if not own and self._is_of_others(clip, clips, steps) and self._is_second(clip.stack):
             self._report_clip(entry, clip, "others", steps[0])
-        if not own or not clip.bounds or any(acts(one) for one in clips if not one.storages.isdisjoint(clip.storages)):
+        if not own or not clip.bounds:
             return
         is_spent = own[0].clock < clip.clock and any(clear > clip.clock for clear in clears)
+        kind, step = "spent" if clip.is_filled else "empty", own[0]
+        if any(acts(one) for one in clips if not one.storages.isdisjoint(clip.storages)):
+            # What steps next has no clip of its own: this one was given the parameters of the step before.
+            kind, step = "of_last_step", min((one for one in steps if one.clock > clip.clock), default=step, key=_clock)
+            if not clip.is_filled or acts(clip) or not all(one.storages.isdisjoint(step.storages) for one in clips):
+                return
         if (clip.is_filled and not is_spent) or not self._is_second(clip.stack):
             return
         if clip.is_filled and program_reads_gradients(sys._getframe(1)):
             return
-        self._report_clip(entry, clip, "spent" if clip.is_filled else "empty", own[0])
+        self._report_clip(entry, clip, kind, step)
 
     def _is_of_others(self, clip: Clip, clips: list[Clip], steps: list[StepRecord]) -> bool:
         """Whether a clip got parameters without gradients that no optimizer has, and none got those of the steps."""
@@ -299,6 +306,10 @@ class SpentGradients(RoundDetector):
             return False
         self._described.add(key)
         return True
+
+
+def _clock(record: StepRecord) -> int:
+    return record.clock
 
 
 def _may_look(node: Any) -> bool:

@@ -78,7 +78,7 @@ def thrown_away(failure: Failure) -> Diagnosis | None:
     )
 
 
-_CLIPS = {"run_out": "clip_list", "others": "clip_own"}
+_CLIPS = {"run_out": "clip_list", "others": "clip_own", "of_last_step": "clip_own"}
 
 
 def clip_without_effect(failure: Failure) -> Diagnosis | None:
@@ -97,7 +97,7 @@ def clip_without_effect(failure: Failure) -> Diagnosis | None:
         words=f"clip_{kind}",
         labels=(
             *parts.label_of(clip, "created", f"label.clips_{kind}", values),
-            *parts.used(failure, "label.fills_unclipped", values),
+            *parts.used(failure, f"label.fills_{'of_last_step' if kind == 'of_last_step' else 'unclipped'}", values),
             *parts.label_of(stepped, "note", "label.steps_unclipped", values),
         ),
         fixes=(parts.fix(_CLIPS.get(kind, "clip_between"), "changed", values),),
