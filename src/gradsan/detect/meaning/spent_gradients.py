@@ -11,8 +11,8 @@ is one; ``values``: ``shape``, ``dtype``, ``device``, ``leaves``, ``is_refilled`
 ``is_part``, whether it is one of several to be accumulated), ``cleared``
 (its site; ``op``), ``stepped`` (the step that came too late). ``clip_without_effect``. Roles: ``clip`` (the call;
 ``values``: ``kind``, ``empty`` where there was nothing to clip, ``run_out`` where it was given an exhausted
-generator, ``spent`` where it came after the step, ``of_last_step`` where the step that follows is for others, ``others``
-where no optimizer has what it was given), ``stepped``.
+generator, ``spent`` where it came after the step, ``of_last_step`` where the step that follows is for others,
+``others`` where no optimizer has what it was given), ``stepped``.
 """
 
 from __future__ import annotations
