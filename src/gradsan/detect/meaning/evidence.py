@@ -49,6 +49,8 @@ class Evidence:
         run_out = self._making.run_out
         if run_out is not None and run_out.weak() is not None:
             return "run_out"
+        if self._making.remade(leaf) is not None:
+            return None if _reads_gradients(self._stack) else "remade"
         top = next((one for one in self._tops if any(held is leaf for held in one.parameters())), None)
         others = [] if top is None else [one for one in top.parameters() if one.requires_grad]
         has_owned = any(id(one) in self._owned for one in others)

@@ -20,7 +20,7 @@ from gradsan.record.detector import Detector, Run
 from gradsan.record.guarding import numbered_apart
 from gradsan.record.patches import Patches, standing
 
-_LATE_KEPT = 4_096
+_LATE_KEPT, _PLACES_KEPT, _TIMES = 4_096, 64, 3
 
 
 class Made(NamedTuple):
@@ -28,6 +28,14 @@ class Made(NamedTuple):
 
     weak: Any
     clock: int
+    stack: Any
+
+
+class Registered(NamedTuple):
+    """A parameter that a module has got while a forward ran, by its name there, and the stack."""
+
+    weak: Any
+    name: str
     stack: Any
 
 
@@ -42,6 +50,7 @@ class Making(Detector):
         self._optimizers: dict[int, Made] = {}
         self._schedulers: dict[int, Made] = {}
         self._late: dict[int, tuple[Any, int]] = {}
+        self._in_calls: dict[Any, list[Registered]] = {}
         self.run_out: Made | None = None
         """The last optimizer that was given a group by an exhausted generator."""
         self.on_group: Callable[[Any], None] = lambda optimizer: None
@@ -53,6 +62,13 @@ class Making(Detector):
     def schedulers(self) -> list[tuple[Any, Made]]:
         """Return the live schedulers."""
         return [(one, made) for made in list(self._schedulers.values()) if (one := made.weak()) is not None]
+
+    def remade(self, parameter: Any) -> Registered | None:
+        """Return how a forward has made the parameter, if it made others before at that place, which are gone."""
+        for *before, last in self._in_calls.values():
+            if last.weak() is parameter and len(before) == _TIMES - 1 and all(one.weak() is None for one in before):
+                return last
+        return None
 
     def is_late(self, parameter: Any, clock: int) -> bool:
         """Whether a module got the parameter after ``clock``, when some optimizer existed."""
@@ -68,7 +84,8 @@ class Making(Detector):
 
         def registered(module: Any, name: str, parameter: Any) -> None:
             if self._optimizers and parameter is not None:
-                guard(lambda: self._registered(parameter))
+                stack = self._core.stack(1)
+                guard(lambda: self._registered(module, name, parameter, stack))
 
         handle = numbered_apart(register_module_parameter_registration_hook(registered))
         patches.on_undo(handle.remove)
@@ -113,7 +130,12 @@ class Making(Detector):
         self._prune(self._schedulers)
         self._schedulers[id(scheduler)] = Made(weakref.ref(scheduler), self._core.clock, stack)
 
-    def _registered(self, parameter: Any) -> None:
+    def _registered(self, module: Any, name: str, parameter: Any, stack: Any) -> None:
+        if any(_torch.is_module_call(code.co_filename) and code.co_name == "_call_impl" for code in stack.codes):
+            place = (*stack.codes, name)
+            if place in self._in_calls or len(self._in_calls) < _PLACES_KEPT:
+                made = Registered(_torch.weak_tensor(parameter), f"{type(module).__name__}.{name}", stack)
+                self._in_calls[place] = [*self._in_calls.get(place, [])[1 - _TIMES :], made]
         if len(self._late) >= _LATE_KEPT:
             self._late = {key: one for key, one in self._late.items() if one[0]() is not None}
         if len(self._late) < _LATE_KEPT:

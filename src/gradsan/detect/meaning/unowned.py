@@ -7,6 +7,7 @@ head alone is trained, adapters, a discriminator), so one kind of evidence again
 ``unregistered``  a module holds it where ``parameters()`` does not look, and all of ``parameters()`` is trained
 ``unregistered_one``  the same behind trained parts of a module alone in its list, as one hides what is not
                   to be trained
+``remade``        every forward makes it anew, and those of before are gone; nobody reads a ``.grad``
 ``late``          a module got it after the optimizer was made, and all others of the model are trained
 ``unfrozen``      it did not require a gradient when training began, and does now, beside trained parts of its model,
                   whose optimizers are still those of then
@@ -20,7 +21,8 @@ head alone is trained, adapters, a discriminator), so one kind of evidence again
                   ``forward`` combines them with results of trained parts
 
 Row: ``parameter_without_optimizer``. Roles: ``parameter`` (``name``; ``values``: ``shape``, ``dtype``, ``device``,
-``evidence``, ``parameters``, their number), ``holder`` (where the optimizer was made; ``name``).
+``evidence``, ``parameters``, their number; a site where it is ``remade``), ``holder`` (where the optimizer was made;
+``name``).
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from gradsan.record.steps import RawBackward, read_backward
 ROW = "parameter_without_optimizer"
 _LATEST, _ROUNDS_PASSED, _SHOWN, _LINES = 512, 2, 3, 4
 _STRENGTH = (
-    *("run_out", "unregistered", "late", "unfrozen", "left_out", "alone", "criterion"),
+    *("run_out", "remade", "unregistered", "late", "unfrozen", "left_out", "alone", "criterion"),
     *("unregistered_one", "left_out_end", "left_out_chosen"),
 )
 
@@ -61,6 +63,7 @@ class _Candidate:
     name: str | None
     line: Any
     facts: dict[str, Any]
+    made: Any
 
 
 class Unowned(Detector):
@@ -143,7 +146,7 @@ class Unowned(Detector):
                 paths[id(one.tensor)] = one.path
         for one in told:
             facts = _torch.facts_of(one)
-            core = self._core
+            core, remade = self._core, self._making.remade(one) if kinds[id(one)] == "remade" else None
             self._candidates[id(one)] = _Candidate(
                 _torch.weak_tensor(one),
                 _torch.storage_or_none(one),
@@ -152,9 +155,10 @@ class Unowned(Detector):
                 core.backwards,
                 core.steps,
                 str(kinds[id(one)]),
-                paths.get(id(one)) or evidence.name_of(one),
+                paths.get(id(one)) or (evidence.name_of(one) if remade is None else remade.name),
                 entry.stack,
                 facts,
+                None if remade is None else remade.stack,
             )
 
     @_torch.hushed()
@@ -168,8 +172,8 @@ class Unowned(Detector):
         if any(one.evidence == "late" for one in kept) and any(one.row == "leaf_lost" for one in self._known):
             kept = [one for one in kept if one.evidence != "late"]
         for evidence in _STRENGTH:
-            named = [one for one in kept if one.evidence == evidence and one.name]
-            same = sorted(named, key=lambda one: str(one.name).endswith("bias"))
+            named = {one.name: one for one in kept if one.evidence == evidence and one.name}
+            same = sorted(named.values(), key=lambda one: str(one.name).endswith("bias"))
             if same:
                 self._report(same)
 
@@ -182,7 +186,8 @@ class Unowned(Detector):
             is_owned = any(held is leaf for held in _torch.parameters_of(*self._stepped()))
             if is_owned or int(leaf._version) != one.version or (given is not None and given.clock > one.clock):
                 return False
-        raws = map(RawWrite._make, core.writes_after(one.clock))
+        # The next one of its kind often gets the same memory.
+        raws = map(RawWrite._make, core.writes_after(one.clock) if one.made is None else ())
         return not any(
             raw.storage == one.storage and raw.kind != "metadata" and (leaf is not None or raw.is_parameter)
             for raw in raws
@@ -191,10 +196,10 @@ class Unowned(Detector):
     def _report(self, same: list[_Candidate]) -> None:
         made = self._making.optimizers()
         stepped = [one for one in made if any(one[0] is other for other in self._stepped())] or made
-        clues = [
-            Clue("parameter", name=one.name, values={**one.facts, "evidence": one.evidence, "parameters": len(same)})
-            for one in same[:_SHOWN]
-        ]
+        clues = []
+        for one in same[:_SHOWN]:
+            values = {**one.facts, "evidence": one.evidence, "parameters": len(same)}
+            clues.append(Clue("parameter", one.made and symbolise(one.made), one.name, values=values))
         run_out = self._making.run_out if same[0].evidence == "run_out" else None
         stepped = stepped if run_out is None else [(run_out.weak(), run_out)]
         if stepped:

@@ -38,6 +38,7 @@ def without_optimizer(failure: Failure) -> Diagnosis | None:
         explanation=f"explanation.without_optimizer_{evidence.removesuffix('_end')}",
         labels=(
             *parts.label_of(holder, "created", "label.optimizer_made", values),
+            *parts.label_of(parameters[0], "created", "label.made_in_forward", values),
             *parts.used(failure, "label.fills_untrained", values),
         ),
         tensor=parts.tensor_of(parameters[0]),
@@ -47,7 +48,7 @@ def without_optimizer(failure: Failure) -> Diagnosis | None:
 
 
 def _way(evidence: str) -> str:
-    return evidence if evidence in ("unregistered", "late", "unfrozen", "run_out") else "parameters"
+    return evidence if evidence in ("remade", "unregistered", "late", "unfrozen", "run_out") else "parameters"
 
 
 def thrown_away(failure: Failure) -> Diagnosis | None:
