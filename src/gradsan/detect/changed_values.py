@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from gradsan import _torch, source
-from gradsan.detect.functions import is_application
+from gradsan.detect.functions import Functions
 from gradsan.detect.meaning.callers_values import WritesToCallers
 from gradsan.detect.memory import Uncounted
 from gradsan.graph import conflicts, naming, walk
@@ -80,7 +80,7 @@ class ChangedValues(Detector):
         self._again, self._awaited = dict[Any, int](), 0
         self._core, self._steps, self._findings = run.core, run.steps, run.get(KnownConflicts)
         self._recent, self.looks_always = RecentWrites(run.core), False
-        self._to_callers = WritesToCallers()
+        self._to_callers, self._functions = WritesToCallers(), run.get(Functions)
 
     def forget(self) -> None:
         """Begin anew, at the start of a stretch of watching."""
@@ -295,7 +295,7 @@ class ChangedValues(Detector):
         has an older Node, ``maker``, did not get that one: ``loss.data += penalty`` gives it to ``loss.data``.
         """
         # Writes in the forward of a custom Function are checked in functions.py.
-        if any(is_application(code) for code in raw.stack.codes) or begin_elsewhere(raw.stack, reader.stack):
+        if self._functions.is_in_forward(raw.stack) or begin_elsewhere(raw.stack, reader.stack):
             return True
         if not raw.grad_enabled:
             return False

@@ -82,6 +82,7 @@ class Functions(Detector):
         self._kept: weakref.WeakKeyDictionary[Any, Kept] = weakref.WeakKeyDictionary()
         self._unmarked: deque[Unmarked] = deque(maxlen=_UNMARKED_KEPT)
         self._places: KeptForAllCalls | None = None
+        self._forwards: set[CodeType | None] = set()
 
     def forget(self) -> None:
         """Begin anew, at the start of a stretch of watching."""
@@ -96,9 +97,10 @@ class Functions(Detector):
         owner, name, original = _torch.function_apply()
 
         def applies(args: tuple[Any, ...], _: dict[str, Any]) -> Any:
-            if _torch.is_compiling() or _is_torchs(args[0]) or not _torch.is_grad_enabled():
+            if _torch.is_compiling() or _is_torchs(args[0]):
                 return None
-            return self._before(args[1:])
+            self._forwards.add(forward_code(args[0]))
+            return self._before(args[1:]) if _torch.is_grad_enabled() else None
 
         def applied(before: Any, args: tuple[Any, ...], _: dict[str, Any], result: Any) -> None:
             guard(lambda: self._applied(args[0], result, args[1:], before))
@@ -142,6 +144,10 @@ class Functions(Detector):
             unmarked.rounds.append(backward.clock)
             if (use is not None and not backward.retain_graph) or len(unmarked.rounds) >= _ROUNDS_KEPT:
                 self._unmarked.remove(unmarked)
+
+    def is_in_forward(self, stack: Any) -> bool:
+        """Whether a call was made by the forward of a custom Function; the frame of ``apply`` is C since torch 2.14."""
+        return not self._forwards.isdisjoint(stack.codes)
 
     def _has_places(self) -> bool:
         return self._places is not None and self._places.has_any
@@ -202,7 +208,7 @@ class Functions(Detector):
         if kept:
             self._listeners.call_before_backward(self.before_backward)
             number, core = _torch.node_sequence(node) or 0, self._core
-            stack, code = core.stack(1), _forward_code(kind)
+            stack, code = core.stack(1), forward_code(kind)
             self._kept[node] = Kept(kind.__name__, code, stack, core.tick(), tuple(kept), number)
 
     def _look_for_early(self, kind: Any, node: Any, tensor: Any, before: Before) -> None:
@@ -243,7 +249,7 @@ class Functions(Detector):
         self._unmarked.append(
             Unmarked(
                 name=kind.__name__,
-                code=_forward_code(kind),
+                code=forward_code(kind),
                 parameter=_parameter(kind, position),
                 position=position,
                 stack=self._core.stack(1),
@@ -266,14 +272,6 @@ class Functions(Detector):
             overwritten = None if tensor is None else self._notes.changed(noted, tensor)
             if overwritten is not None and function_conflicts.holds(vars(node), tensor):
                 yield path, noted, overwritten
-
-
-def is_application(code: CodeType) -> bool:
-    """Whether a frame of this code applies a custom Function, its local ``cls`` or ``kind``: torch's, or the wrapper.
-
-    Since 2.15 torch has no frame of its own there.
-    """
-    return _torch.is_function_call(code.co_filename) or (code.co_filename == __file__ and code.co_name == "apply")
 
 
 def _all_of(result: Any) -> tuple[Any, ...]:
@@ -325,7 +323,8 @@ def _used_after(unmarked: Unmarked, order: list[Any]) -> Any:
     return None
 
 
-def _forward_code(kind: Any) -> Any:
+@functools.lru_cache(maxsize=1024)
+def forward_code(kind: Any) -> CodeType | None:
     """Return the code of a Function's forward, if it is the program's own."""
     own = [one for one in functions_of(getattr_static(kind, "forward")) if one.__module__.partition(".")[0] != "torch"]
     return own[-1].__code__ if own else None

@@ -28,7 +28,7 @@ from torch import nn
 
 from gradsan import _torch
 from gradsan.catalogue import place_raised
-from gradsan.detect.functions import is_application
+from gradsan.detect.functions import forward_code
 from gradsan.errors.context import Context, of_node, writes_to
 from gradsan.model import Clue
 from gradsan.record.ledger import RawWrite
@@ -66,10 +66,11 @@ def _running(context: Context) -> Any:
 def _applied(context: Context) -> Any:
     """Return the Function that is being applied."""
     for frame in reversed(context.frames):
-        if is_application(frame.f_code):
-            known = _torch.locals_of(frame)
-            applied = known.get("cls", known.get("kind"))
-            if isinstance(applied, type):
+        known = _torch.locals_of(frame)
+        if _torch.is_function_call(frame.f_code.co_filename) and isinstance(known.get("cls"), type):
+            return known["cls"]
+        for applied in filter(None, map(_torch.function_class, known.values())):
+            if forward_code(applied) is frame.f_code:
                 return applied
     return None
 
