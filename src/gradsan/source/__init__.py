@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from gradsan.source.cuts import grad_switched_off as grad_switched_off
     from gradsan.source.cuts import takes_cut as takes_cut
     from gradsan.source.gradients import clears_each_part as clears_each_part
-    from gradsan.source.gradients import copy_kept_gradient as copy_kept_gradient
     from gradsan.source.gradients import graph_for_gradient as graph_for_gradient
     from gradsan.source.gradients import kept_gradient as kept_gradient
     from gradsan.source.gradients import makes_discrete as makes_discrete
@@ -80,7 +79,6 @@ if TYPE_CHECKING:
     from gradsan.source.modules import state_given as state_given
     from gradsan.source.reuse import argument_read_later as argument_read_later
     from gradsan.source.reuse import collected_result as collected_result
-    from gradsan.source.reuse import copy_argument as copy_argument
     from gradsan.source.reuse import copy_second_name as copy_second_name
     from gradsan.source.reuse import is_made_in_round as is_made_in_round
     from gradsan.source.reuse import read_as_before as read_as_before
@@ -185,7 +183,7 @@ _NAMES = {
     "cut_scopes": "context_around",
     "rewrite.cutting": "detach_held",
     "cuts": "Cut Live find_cuts grad_switched_off takes_cut",
-    "gradients": "clears_each_part copy_kept_gradient graph_for_gradient kept_gradient makes_discrete reads_gradients",
+    "gradients": "clears_each_part graph_for_gradient kept_gradient makes_discrete reads_gradients",
     "identifiers": "assigned_names consumed_names",
     "kept": (
         "Addition Used added_to_optimizer additions are_later_rounds are_updated_alike assignments chooses_parameters "
@@ -195,10 +193,7 @@ _NAMES = {
     "joined": "on_own_lines",
     "locate": "Expression Statement expression_at expressions_at is_argument statement_at statements_at",
     "modules": "DETACHED Shape inplace_layer_false state_given",
-    "reuse": (
-        "argument_read_later collected_result copy_argument copy_second_name is_made_in_round read_as_before "
-        "second_name"
-    ),
+    "reuse": ("argument_read_later collected_result copy_second_name is_made_in_round read_as_before second_name"),
     "rewrite.finite": "FiniteForm finite_forms",
     "rewrite.functions": (
         "SavedEarly bind_early copy_saved_early earlier_reads gradients_for_inputs kept_on_context mark_dirty "

@@ -285,7 +285,13 @@ def keepers(
 def result_keepers(
     statement: Statement, keeper: str, statements: list[ast.stmt]
 ) -> Iterator[tuple[list[ast.stmt], ast.expr]]:
-    """A loop's statements, and the results of ``statement`` that the list ``keeper`` keeps there in every round."""
+    """A loop's statements, and the results of ``statement`` that the list ``keeper`` keeps there in every round.
+
+    A list that is written as ``[self.read(t) for t in times]`` is a loop of its own.
+    """
+    made = statement.node.value if isinstance(statement.node, ast.Assign) else None
+    if isinstance(made, ast.ListComp) and keeper in assigned_names(statement):
+        yield [statement.node], made.elt
     for loop in reversed(statement.loops):
         inside = [node for node in statements if node is loop or is_inside(node, loop)]
         for node, name in itertools.product(inside, assigned_names(statement)):

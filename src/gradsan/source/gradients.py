@@ -16,7 +16,6 @@ from gradsan.source.locate import Statement, expression_at, statement_at
 from gradsan.source.reuse import (
     Scope,
     SecondName,
-    copied,
     definitions_at,
     reads_value,
     statements_of,
@@ -266,12 +265,6 @@ def kept_gradient(backward: Frame, name: str) -> SecondName | None:
         return None
     scope: Scope = statement.source.module if statement.function is None else statement.function
     return _in_a_list(statement, name, scope) or _taken_twice(statement, name, scope)
-
-
-def copy_kept_gradient(backward: Frame, name: str) -> Change | None:
-    """The line that keeps the gradient, with a copy: ``first = w.grad.clone()``; None if the source hides it."""
-    statement, found = statement_at(backward), kept_gradient(backward, name)
-    return None if statement is None or found is None else copied(statement, found)
 
 
 def _in_a_list(statement: Statement, name: str, scope: Scope) -> SecondName | None:

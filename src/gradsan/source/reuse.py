@@ -133,12 +133,6 @@ def second_name(frame: Frame, written: str) -> SecondName | None:
     return _by_name(statement, written, scope, statements) or _by_list(statement, written, statements)
 
 
-def copy_second_name(frame: Frame, written: str) -> Change | None:
-    """The line that binds the second name, with a copy: ``clean = noisy.clone()``; None where there is none."""
-    statement, found = statement_at(frame), second_name(frame, written)
-    return None if statement is None or found is None else copied(statement, found)
-
-
 def argument_read_later(call: Frame, name: str, is_second_name: bool = False) -> SecondName | None:
     """The later read of ``name``, an argument of the call at ``call``, with its earlier binding; None without one.
 
@@ -179,21 +173,19 @@ def is_made_in_round(call: Frame, name: str) -> bool:
     return _is_data_of_round(statement, _whole(definitions_at(scope, statement.node), root))
 
 
-def copy_argument(call: Frame, name: str) -> Change | None:
-    """The call at ``call`` with a copy of ``name`` as its argument: ``augment(x.clone())``; None if not read later."""
-    statement, found = statement_at(call), argument_read_later(call, name, True)
-    return None if statement is None or found is None else copied(statement, found)
-
-
 def statements_of(scope: Scope) -> list[ast.stmt]:
     """The statements of a function or module itself, in the order of their lines."""
     statements = [node for node in local_nodes(scope) if isinstance(node, ast.stmt)]
     return sorted(statements, key=lambda node: (node.lineno, node.col_offset))
 
 
-def copied(statement: Statement, found: SecondName) -> Change | None:
-    """The line ``bound`` with a copy of the value that it binds; None where it does not show that."""
-    if found.value is None:
+def copy_second_name(frame: Frame, found: SecondName | None) -> Change | None:
+    """The line that binds a second name, with a copy: ``clean = noisy.clone()``, ``augment(x.clone())``.
+
+    None without a second name, or where the source does not show what it is bound to.
+    """
+    statement = statement_at(frame)
+    if statement is None or found is None or found.value is None:
         return None
     end = Edit.insert(found.value.end_line, found.value.end_column, ".clone()")
     return edited(statement.source, [end], "clone_second_name")

@@ -53,16 +53,20 @@ def second_name(failure: Failure) -> Diagnosis | None:
     # The older name was meant to keep its values: in ``noisy = clean.add_(noise)`` it is ``clean``.
     names = (written.name, read.name) if written.values.get("is_result") else (read.name, written.name)
     values = {"name": names[0], "written": names[1], "writer": writer, "function": bound.name or ""}
-    caller = bound.site.frames[-1] if bound.site is not None and bound.name else None
+    caller = bound.site.frames[-1] if bound.site is not None and bound.name else frame
     if failure.row == KEPT_GRADIENT:
-        change = source.copy_kept_gradient(frame, read.name)
+        second = source.kept_gradient(frame, read.name)
     elif failure.row == RETURNED:
-        change = None
-    elif caller is not None:
-        change = source.copy_argument(caller, read.name)
+        second = None
+    elif bound.name:
+        second = source.argument_read_later(caller, read.name, True)
     else:
-        change = source.copy_second_name(frame, written.name)
-    lines = source.changed_lines((caller or frame).file, change)
+        keeper = bound.user_frame
+        frames = () if keeper is None or written.site is None else written.site.frames
+        caller = next((one for one in frames if keeper and source.in_same_function(one, keeper)), frame)
+        is_own = caller == frame
+        second = source.second_name(frame, written.name) if is_own else source.collected_result(caller, read.name)
+    lines = source.changed_lines(caller.file, source.copy_second_name(caller, second))
     help_key = {KEPT_GRADIENT: "help.gradient_copied", RETURNED: "help.result_copied"}.get(
         failure.row, "help.second_name_copied"
     )
