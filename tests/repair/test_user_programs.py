@@ -10,6 +10,7 @@ import user_programs as programs
 from gradsan.repair.patch import Patch, PatchError
 
 ALWAYS = {
+    "step_under_decorator",
     "players_on_joint_actions",
     "third_optimizer_of_both",
     "channels_dropped_without_record",

@@ -42,12 +42,12 @@ def detach_collected(held: tuple[Held, ...]) -> Fix | None:
     None where a list with values of earlier rounds (a replay of states) has no line that appends them.
     """
     old = [one for one in held if one.is_old and one.within is not None]
-    files = {one.file for one in old}
-    found = source.detach_collected(old[0].file, [one.path for one in old]) if len(files) == 1 else None
-    if found is None:
-        return None
-    values = {"bridge": ", ".join(found[1])}
-    return Fix.worded("help.detach_carried_state", values, source.changed_lines(old[0].file, found[0]))
+    for file in dict.fromkeys(one.file for one in old):
+        found = source.detach_collected(file, [one.path for one in old if one.file == file])
+        if found is not None:
+            values = {"bridge": ", ".join(found[1])}
+            return Fix.worded("help.detach_carried_state", values, source.changed_lines(file, found[0]))
+    return None
 
 
 def detach_held(

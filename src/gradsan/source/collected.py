@@ -88,12 +88,32 @@ def _collected(source: SourceFile, steps: list[str | int]) -> ast.Name | ast.Att
         calls = [one for one in source.nodes if _is_call_of(one, function.name)]
         if len(calls) != 1 or not isinstance(calls[0], ast.Call):
             return None
-        position = _parameter(function, call.args[0], value, last)
+        added_value = call.args[0]
+        if value is None and isinstance(added_value, ast.Call) and isinstance(last, str):
+            # ``Step(*args)``: the field's position among them.
+            fields = _fields(source, leaf_name(added_value.func) or "")
+            starred = added_value.args[0] if len(added_value.args) == 1 else None
+            if isinstance(starred, ast.Starred) and last in fields:
+                added_value, last = starred.value, fields.index(last)
+        position = _parameter(function, added_value, value, last)
         call = calls[0]
         given = call.args[position] if position is not None and position < len(call.args) else None
         value = given if value is None else value
     is_kept = isinstance(value, ast.Name | ast.Attribute) and _was_given(source, call, given)
     return value if is_kept and isinstance(value, ast.Name | ast.Attribute) else None
+
+
+def _fields(source: SourceFile, name: str) -> list[str]:
+    """The fields of a record of the file: ``namedtuple("Step", "obs hidden")``, or a class with annotations."""
+    for node in source.nodes:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return [ast.unparse(one.target) for one in node.body if isinstance(one, ast.AnnAssign)]
+        made = node.value if isinstance(node, ast.Assign) and assigned_names(node) == [name] else None
+        if isinstance(made, ast.Call) and leaf_name(made.func) == "namedtuple" and len(made.args) > 1:
+            given = made.args[1]
+            texts = [one.value for one in ast.walk(given) if isinstance(one, ast.Constant)]
+            return [field for text in texts for field in str(text).replace(",", " ").split()]
+    return []
 
 
 def _parameter(function: ast.FunctionDef, added: ast.expr, value: ast.expr | None, last: str | int) -> int | None:

@@ -92,7 +92,15 @@ def _cuts(failure: Failure) -> tuple[source.Cut, ...]:
         off = source.grad_switched_off(frames)
         if off is not None:
             return (source.Cut("grad_mode_off", off, "", True),)
-    return source.find_cuts(frames, live) if live and len(live) == len(frames) else ()
+    found = source.find_cuts(frames, live) if live and len(live) == len(frames) else ()
+    if not found and mode is not None and not mode.values["grad_enabled"]:
+        # The function that runs the backward is itself decorated.
+        around = source.context_around(frames, frozenset({"no_grad", "inference_mode"}))
+        name = source.method_receiver(frames[-1]) or "" if frames else ""
+        made = source.definition_of(frames[-1], name) if name else None
+        operand = name if made is None else made.value
+        return () if around is None else (source.Cut(around[1], around[0], operand, True),)
+    return found
 
 
 def _in_order(cuts: tuple[source.Cut, ...]) -> tuple[Label, ...]:

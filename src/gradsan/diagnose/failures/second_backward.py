@@ -228,6 +228,10 @@ def _once(case: _Case) -> Diagnosis:
             fixes=(parts.fix("cache_each_round", "changed", values, lines=lines),),
             notes=(Message(note, values),),
         )
+    # A replay of states: what a round received is kept without its graph.
+    collected = detach_collected(_held(case.failure))
+    if collected is not None:
+        return _diagnosis(case, ONCE, bridge="label.built_once", fixes=(collected,), notes=(Message(note, values),))
     borrowed = detach_other_network(_borrowed(case.failure), None) if case.updated is not None else ()
     # Without an update, recomputing gives the same values: the losses of several tasks, one after another.
     kept = () if case.updated is not None else (_keep_graph(case),)

@@ -16,7 +16,7 @@ from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Edit, changed_lines, edited, text_with
 from gradsan.source.identifiers import leaf_name, local_nodes
 from gradsan.source.kept import is_kept_here, kept_since
-from gradsan.source.rewrite.moving import is_whole_lines
+from gradsan.source.rewrite.moving import is_whole_lines, names_read
 from gradsan.source.rewrite.renewing import constructs, run_again, run_again_for_next_round
 from gradsan.source.tree import SourceFile, header_nodes, indentation_of
 
@@ -306,10 +306,14 @@ def _depending(between: list[ast.stmt], wanted: set[str]) -> list[ast.stmt]:
     return chosen[::-1]
 
 
-def _as_property(made: Label) -> Fix | None:
-    """``self.x = …`` of a method, computed from ``self`` alone, as a property that computes it at every access.
+_MOST_STORED = 3
 
-    Arguments that the method stores unchanged (``self.net = net``) are read from the attribute.
+
+def _as_property(made: Label) -> Fix | None:
+    """``self.x = …`` of a method as a property that computes it at every access.
+
+    Arguments that the method stores unchanged (``self.net = net``) are read from the attribute; other local names are
+    stored beside them, in the place of the value.
     """
     for place in blocks.placements(made):
         source, node = place.source, place.statement
@@ -327,13 +331,17 @@ def _as_property(made: Label) -> Fix | None:
         }
         given = {one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)} - {own}
         kept = _kept_arguments(source, function, own, given - stored)
-        if blocks.names_read([node.value]) & ((stored | given) - set(kept)) or not is_whole_lines(source, node):
+        missing = sorted(names_read([node.value]) & ((stored | given) - set(kept)))
+        known = {one.attr for one in source.nodes if isinstance(one, ast.Attribute)}
+        if known & set(missing) or len(missing) > _MOST_STORED or not is_whole_lines(source, node):
             return None
-        if len(place.block) < 2 or _is_bound_elsewhere(source, target):
+        if (len(place.block) < 2 and not missing) or _is_bound_elsewhere(source, target):
             return None
+        kept |= {one: f"{own}.{one}" for one in missing}
         reads = (one for one in ast.walk(node.value) if isinstance(one, ast.Name) and one.id in kept)
         value = text_with(source, source.span(node.value), [Edit(source.span(one), kept[one.id]) for one in reads])
-        return _property(source, function, node, value, own, target.attr)
+        stores = f"{', '.join(kept[one] for one in missing)} = {', '.join(missing)}" if missing else ""
+        return _property(source, function, node, value, target, stores)
     return None
 
 
@@ -350,11 +358,14 @@ def _kept_arguments(source: SourceFile, function: ast.FunctionDef, own: str, giv
     return found
 
 
-def _property(source: SourceFile, function: ast.FunctionDef, node: ast.Assign, value: str, own: str, name: str) -> Fix:
-    indent = source.indent(function)
-    unit = indentation_of(source)
-    text = f"\n{indent}@property\n{indent}def {name}({own}):\n{indent}{unit}return {value}"
+def _property(
+    source: SourceFile, function: ast.FunctionDef, node: ast.Assign, value: str, target: ast.Attribute, stores: str
+) -> Fix:
+    indent, unit, name = source.indent(function), indentation_of(source), target.attr
+    text = f"\n{indent}@property\n{indent}def {name}({ast.unparse(target.value)}):\n{indent}{unit}return {value}"
     changes = blocks.removed(source, node)
+    if stores:
+        changes[source.span(node).line] = f"{source.indent(node)}{stores}"
     end = source.span(function).end_line
     changes[end] = f"{changes.get(end, source.lines[end - 1])}\n{text}" if end not in changes else text
     return blocks.fix("recompute_forward", blocks.lines_changed(source, changes), "as_property", name=name)

@@ -12,7 +12,6 @@ from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.identifiers import leaf_name
 from gradsan.source.rewrite.moving import is_whole_lines, move_behind
-from gradsan.source.rewrite.renewing import constructs
 from gradsan.source.tree import indentation_of
 
 
@@ -151,40 +150,4 @@ def reorder_update(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     if used is None or not written or diagnosis.cause not in _CAUSES | _BY_HAND:
         return ()
     moved = move_behind([blocks.user_frames(one) for one in written], blocks.user_frames(used))
-    if moved is not None:
-        return (blocks.fix("reorder_update", moved.lines),)
-    return _writers_alone(written, used) if diagnosis.cause in _CAUSES else ()
-
-
-def _writers_alone(written: tuple[Label, ...], used: Label) -> tuple[Fix, ...]:
-    """Only the statements that wrote, where they bind no name."""
-    moved: dict[ast.stmt, blocks.Placed] = {}
-    backward = None
-    for label in written:
-        pair = blocks.in_one_block(label, used)
-        if pair is None or pair[0].index >= pair[1].index or not _may_move(pair[0]):
-            return ()
-        if backward is not None and backward.statement is not pair[1].statement:
-            return ()
-        moved[pair[0].statement], backward = pair
-    if backward is None or not is_whole_lines(backward.source, backward.statement):
-        return ()
-    source = backward.source
-    end = source.span(backward.statement).end_line
-    behind = "\n".join([source.lines[end - 1], *(blocks.text_of(source, node) for node in moved)])
-    away = {line: text for node in moved for line, text in blocks.removed(source, node).items()}
-    return (blocks.fix("reorder_update", blocks.lines_changed(source, {**away, end: behind})),)
-
-
-def _may_move(place: blocks.Placed) -> bool:
-    """Whether the statement only has effects and binds nothing: a call, or a ``with`` or a loop around such calls."""
-    node = place.statement
-    is_backward = any(isinstance(one, ast.Attribute) and one.attr in ("backward", "grad") for one in ast.walk(node))
-    if is_backward or constructs(place.source, node) or not is_whole_lines(place.source, node):
-        return False
-    if isinstance(node, ast.Expr):
-        return isinstance(node.value, ast.Call)
-    if not isinstance(node, ast.For | ast.With):
-        return False
-    # As a rule only a loop's own body reads its variables; the trial shows exceptions.
-    return all(isinstance(one, ast.Expr | ast.AugAssign) for one in node.body)
+    return () if moved is None else (blocks.fix("reorder_update", moved.lines),)

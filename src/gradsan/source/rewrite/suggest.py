@@ -38,7 +38,7 @@ from gradsan.source.modules import (
 )
 from gradsan.source.rewrite.rebinding import can_rebind, notes_on_rebinding
 from gradsan.source.targets import target_at
-from gradsan.source.tree import SourceFile, Span, header_nodes
+from gradsan.source.tree import SourceFile, Span, header_nodes, source_lines
 
 _Found = TypeVar("_Found")
 _ADDING_SEVERAL = frozenset({"extend", "update"})
@@ -321,9 +321,13 @@ _IS_OPERAND = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)
 def undone(frame: Frame, kind: str) -> Change | None:
     """The line of ``frame``, the place of a cut of this kind, with a graph; None where the source does not show how.
 
-    ``x.item()`` and ``float(x)`` become ``x``, ``torch.tensor(losses)`` of a list becomes ``torch.stack(losses)``, and
-    ``autograd.grad`` is asked for a graph. ``detach()`` and ``.data`` are written on purpose: these stay.
+    ``x.item()`` and ``float(x)`` become ``x``, ``torch.tensor(losses)`` of a list becomes ``torch.stack(losses)``,
+    ``autograd.grad`` is asked for a graph, and a decorator ``@torch.no_grad()`` is removed. ``detach()`` and ``.data``
+    are written on purpose: these stay.
     """
+    line = next(iter(source_lines(frame.file)[frame.line - 1 : frame.line]), "")
+    if kind in ("no_grad", "inference_mode"):
+        return Change(frame.line, line, "", "undone") if line.lstrip().startswith("@") else None
     place = expression_at(frame)
     edit = None if place is None else _edit(place, kind)
     return None if place is None or edit is None else edited(place.source, [edit], "undone")
