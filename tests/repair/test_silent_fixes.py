@@ -125,7 +125,7 @@ def test_a_silent_fault_is_mended(tmp_path, monkeypatch, program, code, kind, me
         (GAN, "GS110", "detach_other_network", "    loss = D(fake.detach()).exp().mean()"),
         (HANDED_OUT, "GS203", "clone_before_mutation", "shown = h.detach().clone().numpy()"),
         (PENALTY, "GS311", "set_to_none", "    optimizer.zero_grad(set_to_none=True)"),
-        (ON_CONTEXT, "GS211", "clone_before_mutation", "        ctx.x = x.detach().clone()"),
+        (ON_CONTEXT, "GS211", "copy_on_context", "        ctx.x = x.detach().clone()"),
     ],
     ids=["other_network", "handed_out", "let_go", "on_context"],
 )

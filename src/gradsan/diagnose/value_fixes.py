@@ -76,13 +76,17 @@ def for_checkpoint(facts: Facts) -> tuple[Fix, ...]:
 
 
 def for_context(facts: Facts) -> tuple[Fix, ...]:
-    """Keep the tensor by save_for_backward, which makes PyTorch check it; or do not write into it."""
+    """Keep a copy of the tensor; or keep it by save_for_backward, which makes PyTorch refuse the write."""
     attribute, defined = facts.conflict.save.slot or "", _definition(facts)
+    copied: Lines = ()
     lines: Lines = ()
     if defined is not None:
+        kept = source.kept_on_context(defined, attribute.partition(".")[0])
+        copied = source.changed_at(kept, lambda frame: source.clone_at_save(frame, f"ctx.{attribute}"))
         changes = source.save_for_backward(defined, attribute)
         lines = tuple(line for change in changes for line in source.changed_lines(defined.file, change))
-    return (_function_fix("save_for_backward", facts, lines),)
+    checked = _function_fix("save_for_backward", facts, lines, "changed")
+    return (_function_fix("copy_on_context", facts, copied), checked)
 
 
 def for_unmarked(facts: Facts) -> tuple[Fix, ...]:

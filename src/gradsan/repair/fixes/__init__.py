@@ -44,7 +44,7 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     gradients.set_to_none,
     gradients.differentiate_base,
     copies.record_change,
-    copies.copy_on_context,
+    copies.anew_for_context,
     states.state_in_module,
     copies.list_and_stack,
     states.renew_buffers,

@@ -19,7 +19,7 @@ from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.rewrite.out_of_place import out_of_place, recorded
 from gradsan.source.rewrite.rebinding import can_rebind, notes_on_rebinding
 from gradsan.source.rewrite.scatter import mask_out_of_place, part_out_of_place
-from gradsan.source.rewrite.suggest import clone_at_save, clone_before
+from gradsan.source.rewrite.suggest import clone_before
 from gradsan.source.targets import Target, target_at
 from gradsan.source.tree import SourceFile, indentation_of
 
@@ -116,21 +116,15 @@ def with_masks(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     return tuple(found)
 
 
-def copy_on_context(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """``.clone()`` where the attribute of ``ctx`` is assigned, or the write out of place."""
-    name = diagnosis.tensor.name if diagnosis.tensor is not None else None
-    kept = [label for label in blocks.labels(diagnosis, "note") if label.message.key == "label.kept_here"]
-    if diagnosis.cause != "context_attribute" or not kept or not name:
+def anew_for_context(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """The write out of place, so that what an attribute of ``ctx`` holds stays as it is."""
+    name, written = diagnosis.tensor and diagnosis.tensor.name, blocks.labels(diagnosis, "written")
+    if diagnosis.cause != "context_attribute" or len(written) != 1 or not name:
         return ()
-    change = clone_at_save(kept[0].frame, name)
-    lines = changed_lines(kept[0].frame.file, change)
-    copied = blocks.fix("clone_before_mutation", lines, "copy_on_context", name=name)
-    written = blocks.labels(diagnosis, "written")
-    new = out_of_place(written[0].frame, written[0].op or "") if len(written) == 1 else None
-    anew = changed_lines(written[0].frame.file, new)
-    summary = Message("help.out_of_place", {"name": name})
-    found = (copied, replace(copied, kind="out_of_place", summary=summary, lines=anew))
-    return tuple(replace(fix, meaning="preserved", how_changed=None) for fix in found if fix.lines)
+    lines = changed_lines(written[0].frame.file, out_of_place(written[0].frame, written[0].op or ""))
+    return (
+        (Fix("out_of_place", "preserved", Message("help.out_of_place", {"name": name}), lines=lines),) if lines else ()
+    )
 
 
 def record_change(diagnosis: Diagnosis) -> tuple[Fix, ...]:
