@@ -18,7 +18,7 @@ ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 def run(*arguments):
     parser = argparse.ArgumentParser(prog="gradsan")
-    explain.add_parser(parser.add_subparsers())
+    explain.add_parser(parser.add_subparsers(), str)
     parsed = parser.parse_args(["explain", *arguments])
     return parsed.handler(parsed)
 
@@ -34,7 +34,7 @@ def plain_english(monkeypatch):
 def program(*arguments, **environ):
     code = (
         "import argparse, sys\nfrom gradsan.cli import explain\n"
-        "parser = argparse.ArgumentParser(prog='gradsan')\nexplain.add_parser(parser.add_subparsers())\n"
+        "parser = argparse.ArgumentParser(prog='gradsan')\nexplain.add_parser(parser.add_subparsers(), str)\n"
         "parsed = parser.parse_args(sys.argv[1:])\nstatus = parsed.handler(parsed)\n"
         "assert 'torch' not in sys.modules\nsys.exit(status)"
     )

@@ -41,7 +41,7 @@ def _command(parser: argparse.ArgumentParser, language: Language) -> list[str]:
     # A usage that the parser writes itself begins with a heading and may be broken into lines.
     usage = parser.usage or " ".join(re.sub(r"^\S+\s", "", parser.format_usage()).split())
     head = [word("option", language), word("meaning", language)]
-    rows = [(_spelling(action), _help(parser, action)) for action in parser._actions]
+    rows = [(_spelling(action), action.help or "") for action in parser._actions]
     return [parser.description or "", fence(usage, "text"), table(head, rows)]
 
 
@@ -53,11 +53,6 @@ def _spelling(action: argparse.Action) -> str:
     optional = action.nargs == "?" and isinstance(action.const, int)
     shown = f" [{value}]" if optional else f" {value}"
     return ", ".join(code(name + shown if takes_value and action.option_strings else name) for name in words)
-
-
-def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
-    values = {**vars(action), "prog": parser.prog}
-    return (action.help or "") % values
 
 
 def _settings(parser: argparse.ArgumentParser, language: Language) -> list[str]:

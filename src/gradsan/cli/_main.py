@@ -7,7 +7,9 @@ import os
 import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
+from typing import cast
 
 from gradsan import __version__
 from gradsan._session import Session
@@ -26,8 +28,8 @@ _COMMANDS: Mapping[str, str] = {
     "explain": "gradsan.cli.explain",
     "mcp": "gradsan.cli.mcp",
 }
-"""Each module has ``add_parser(subparsers)``, which sets ``handler(namespace) -> int``. A command that is followed by
-another program's words also has ``program_start(words) -> int``: those words are passed on as ``program``."""
+"""Each module has ``add_parser(subparsers, words)``, which sets ``handler(namespace) -> int``. A command that is
+followed by another program's words also has ``program_start(words) -> int``: those are passed on as ``program``."""
 
 _WRONG_USAGE = 2
 
@@ -52,20 +54,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def build_parser(commands: Iterable[str] | None = None) -> Parser:
+def build_parser(commands: Iterable[str] | None = None, *, is_shown: bool = True) -> Parser:
     """Return the parser of ``gradsan`` with these commands (None: all), in the language of the locale.
+
+    Where its help is not shown, it may be without sentences.
 
     Raises:
         KeyError: for an unknown command.
     """
     language = help_language()
-    parser = Parser(prog="gradsan", description=say(Message("cli.summary"), language))
-    parser.add_argument(
-        "--version", action="version", version=f"gradsan {__version__}", help=say(Message("cli.version"), language)
+
+    def words(key: str) -> str:
+        return say(Message(key), language) if is_shown else key
+
+    parser = Parser(prog="gradsan", description=words("cli.summary"), words=words)
+    version = f"gradsan {__version__}"
+    parser.add_argument("--version", action="version", version=version, help=words("cli.version"))
+    subparsers = parser.add_subparsers(
+        metavar="COMMAND", dest="command", parser_class=cast("type[Parser]", partial(Parser, words=words))
     )
-    subparsers = parser.add_subparsers(metavar="COMMAND", dest="command", parser_class=Parser)
     for name in _COMMANDS if commands is None else commands:
-        import_module(_COMMANDS[name]).add_parser(subparsers)
+        import_module(_COMMANDS[name]).add_parser(subparsers, words)
     return parser
 
 
@@ -84,10 +93,10 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         key = "unknown_command" if command else "no_command"
         raise OptionsError(Message(f"cli.{key}", {"name": command, "known": ", ".join(_COMMANDS)}))
 
-    parser = build_parser(commands)
     module = import_module(_COMMANDS[command]) if command in _COMMANDS else None
     program_start = getattr(module, "program_start", None)
     end = len(words) if program_start is None else 1 + program_start(words[1:])
+    parser = build_parser(commands, is_shown=not {"-h", "--help"}.isdisjoint(words[:end]))
     namespace, unknown = parser.parse_known_args(words[:end])
     if unknown:
         raise OptionsError(Message("cli.unknown_option", {"command": command, "name": unknown[0]}))

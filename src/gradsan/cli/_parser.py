@@ -8,12 +8,17 @@ import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from gradsan.launch.program import Target
 from gradsan.model import Message
 from gradsan.options import OptionsError
 from gradsan.text import Language, choose_language, language_on, say
+
+Subparsers: TypeAlias = "argparse._SubParsersAction[Any]"
+
+Words: TypeAlias = Callable[[str], str]
+"""Returns the sentence of a key; where no help is shown, the key itself, since reading the sentences takes time."""
 
 NO_VALUE = object()
 """Value of an option that was written without one (``nargs="?"``, ``const=NO_VALUE``)."""
@@ -34,12 +39,11 @@ def help_language() -> Language:
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser in the language of the locale that raises OptionsError for wrong usage."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, *, words: Words, **settings: Any) -> None:
         """Take the settings of ArgumentParser; options cannot be abbreviated."""
-        language = help_language()
-        settings.update(allow_abbrev=False, add_help=False, formatter_class=partial(_HelpFormatter, language=language))
-        super().__init__(**settings)
-        self.add_argument("-h", "--help", action="help", help=say(Message("cli.help"), language))
+        formatter = partial(_HelpFormatter, language=help_language())
+        super().__init__(**{**settings, "allow_abbrev": False, "add_help": False, "formatter_class": formatter})
+        self.add_argument("-h", "--help", action="help", help=words("cli.help"))
 
     def error(self, message: str) -> NoReturn:
         """Raise OptionsError with argparse's message."""
@@ -64,6 +68,9 @@ class _HelpFormatter(argparse.HelpFormatter):
         key = _HEADINGS.get(heading or "")
         super().start_section(say(Message(f"cli.{key}"), self._language) if key else heading)
 
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return None if action.help is None else action.help.replace("%", "%%")
+
     def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
         if action.const is NO_VALUE:
             # It is optional only so that gradsan itself can report it as missing.
@@ -71,23 +78,23 @@ class _HelpFormatter(argparse.HelpFormatter):
         return super()._format_args(action, default_metavar)
 
 
-def add_program_parser(
-    subparsers: argparse._SubParsersAction[Any], name: str, summary: str, description: str
-) -> argparse.ArgumentParser:
-    """Add the command ``name``, whose usage ends with a program."""
+def add_program_parser(subparsers: Subparsers, name: str, words: Words, texts: str) -> argparse.ArgumentParser:
+    """Add the command ``name``, whose usage ends with a program; its sentences are those of ``texts``."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         name,
-        help=summary,
-        description=description,
+        help=words(f"{texts}summary"),
+        description=words(f"{texts}description"),
         usage=f"gradsan {name} [options] (SCRIPT | -m MODULE | -c CODE) [args ...]",
     )
     return parser
 
 
-def add_options_with_value(parser: argparse.ArgumentParser, names: Iterable[str], words: Callable[[str], str]) -> None:
+def add_options_with_value(
+    parser: argparse.ArgumentParser, names: Iterable[str], words: Words, texts: str = "cli"
+) -> None:
     """Add ``--name VALUE`` for each of ``names``; :func:`said` returns their values, unchecked.
 
-    ``words`` returns the sentence for ``option_<name>`` and ``value_<name>``.
+    Their sentences are ``<texts>.option_<name>`` and ``<texts>.value_<name>``.
     """
     for name in names:
         field = name.replace("-", "_")
@@ -95,8 +102,8 @@ def add_options_with_value(parser: argparse.ArgumentParser, names: Iterable[str]
             f"--{name}",
             nargs="?",
             const=NO_VALUE,
-            metavar=words(f"value_{field}"),
-            help=words(f"option_{field}").replace("%", "%%"),
+            metavar=words(f"{texts}.value_{field}"),
+            help=words(f"{texts}.option_{field}"),
         )
 
 

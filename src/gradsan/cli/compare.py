@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from gradsan._imports import torch_is_installed
 from gradsan.cli import _parser
+from gradsan.cli._parser import Subparsers, Words
 from gradsan.launch.program import prepare
 from gradsan.launch.reporting import ReportFile
 from gradsan.launch.sentences import complain, write_to_stderr, write_to_stdout
@@ -137,17 +138,12 @@ _OUTPUT_SHOWN = 4000
 _STATUS = {"same": 0, "differs": 66, "undecided": 1, "nothing_compiled": 2, "not_run": 1}
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+def add_parser(subparsers: Subparsers, words: Words) -> argparse.ArgumentParser:
     """Add ``compare`` to the commands of ``gradsan``; its ``handler`` is :func:`run`."""
-    language = _parser.help_language()
-
-    def words(key: str) -> str:
-        return say(Message(f"compare.{key}"), language)
-
-    parser = _parser.add_program_parser(subparsers, "compare", words("summary"), words("description"))
-    _parser.add_options_with_value(parser, _OWN, words)
-    parser.add_argument("--yes", action="store_true", help=words("option_yes"))
-    _parser.add_options_with_value(parser, _SHARED, lambda key: say(Message(f"cli.{key}"), language))
+    parser = _parser.add_program_parser(subparsers, "compare", words, "compare.")
+    _parser.add_options_with_value(parser, _OWN, words, "compare")
+    parser.add_argument("--yes", action="store_true", help=words("compare.option_yes"))
+    _parser.add_options_with_value(parser, _SHARED, words)
     parser.set_defaults(handler=run)
     return parser
 

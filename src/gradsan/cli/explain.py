@@ -10,13 +10,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, ClassVar, TextIO
+from typing import TYPE_CHECKING, ClassVar, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markdown import Markdown, MarkdownElement, Paragraph
 from rich.text import Text
 
-from gradsan.cli._parser import help_language
+from gradsan.cli._parser import Subparsers, Words
 from gradsan.diagnose.messages import codes_of
 from gradsan.launch.sentences import complain
 from gradsan.model import Message
@@ -30,19 +30,14 @@ _WIDEST = 100
 """Columns; longer lines are hard to read."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+def add_parser(subparsers: Subparsers, words: Words) -> argparse.ArgumentParser:
     """Add ``explain`` to the commands of ``gradsan``; its ``handler`` is :func:`run`."""
-    language = help_language()
-
-    def words(key: str) -> str:
-        return say(Message(f"explain.{key}"), language)
-
     parser: argparse.ArgumentParser = subparsers.add_parser(
-        "explain", help=words("summary"), description=words("summary")
+        "explain", help=words("explain.summary"), description=words("explain.summary")
     )
-    parser.add_argument("code", nargs="*", metavar="CODE", help=words("code"))
-    parser.add_argument("--lang", choices=("en", "zh", "auto"), default="auto", help=words("lang"))
-    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto", help=words("color"))
+    parser.add_argument("code", nargs="*", metavar="CODE", help=words("explain.code"))
+    parser.add_argument("--lang", choices=("en", "zh", "auto"), default="auto", help=words("explain.lang"))
+    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto", help=words("explain.color"))
     parser.set_defaults(handler=run)
     return parser
 

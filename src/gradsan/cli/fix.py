@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gradsan import __version__
 from gradsan._imports import torch_is_installed
 from gradsan.cli import _parser
+from gradsan.cli._parser import Subparsers, Words
 from gradsan.launch.program import Target, prepare
 from gradsan.launch.reporting import ReportFile, wants_color, width_of
 from gradsan.launch.sentences import complain, write_to_stderr
@@ -109,22 +110,14 @@ _BEST = "best"
 _Number = TypeVar("_Number", int, float)
 
 
-def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+def add_parser(subparsers: Subparsers, words: Words) -> argparse.ArgumentParser:
     """Add ``fix`` to the commands of ``gradsan``; its ``handler`` is :func:`run`."""
-    language = _parser.help_language()
-
-    def words(key: str) -> str:
-        return say(Message(f"fix.{key}"), language)
-
-    def shared_words(key: str) -> str:
-        return say(Message(f"cli.{key}"), language)
-
-    parser = _parser.add_program_parser(subparsers, "fix", words("summary"), words("description"))
-    parser.add_argument("--apply", nargs="?", const=_BEST, metavar="N", help=words("option_apply"))
-    _parser.add_options_with_value(parser, _OWN, words)
+    parser = _parser.add_program_parser(subparsers, "fix", words, "fix.")
+    parser.add_argument("--apply", nargs="?", const=_BEST, metavar="N", help=words("fix.option_apply"))
+    _parser.add_options_with_value(parser, _OWN, words, "fix")
     for name in _SWITCHES:
-        parser.add_argument(f"--{name}", action="store_true", help=words(f"option_{name}"))
-    _parser.add_options_with_value(parser, _SHARED, shared_words)
+        parser.add_argument(f"--{name}", action="store_true", help=words(f"fix.option_{name}"))
+    _parser.add_options_with_value(parser, _SHARED, words)
     parser.set_defaults(handler=run)
     return parser
 

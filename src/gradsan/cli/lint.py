@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gradsan.cli._parser import help_language
+from gradsan.cli._parser import Subparsers, Words
 from gradsan.launch.outcome import Suppressions
 from gradsan.launch.reporting import ReportFile
 from gradsan.launch.sentences import complain, write_to_stdout
@@ -26,29 +26,25 @@ from gradsan.text import Language, choose_language, language_on, say
 _FORMS = ("text", "json", "sarif", "github")
 
 
-def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+def add_parser(subparsers: Subparsers, words: Words) -> argparse.ArgumentParser:
     """Add ``lint`` to the commands of ``gradsan``; its ``handler`` is :func:`run`."""
-    language = help_language()
-
-    def words(key: str) -> str:
-        return say(Message(f"lint.{key}"), language).replace("%", "%%")
-
     parser: argparse.ArgumentParser = subparsers.add_parser(
-        "lint", help=words("summary"), description=words("description")
+        "lint", help=words("lint.summary"), description=words("lint.description")
     )
-    parser.add_argument("paths", nargs="*", metavar=words("value_paths"), help=words("option_paths"))
+    parser.add_argument("paths", nargs="*", metavar=words("lint.value_paths"), help=words("lint.option_paths"))
     for name in ("maybe", "fix"):
-        parser.add_argument(f"--{name}", action="store_true", help=words(f"option_{name}"))
+        parser.add_argument(f"--{name}", action="store_true", help=words(f"lint.option_{name}"))
     forms = parser.add_mutually_exclusive_group()
     for name in _FORMS:
-        forms.add_argument(f"--{name}", dest="form", action="store_const", const=name, help=words(f"option_{name}"))
-    parser.add_argument("-o", "--output", metavar=words("value_file"), help=words("option_output"))
-    parser.add_argument("--ignore", metavar=words("value_rules"), help=words("option_ignore"))
-    parser.add_argument("--baseline", metavar=words("value_file"), help=words("option_baseline"))
-    parser.add_argument("--write-baseline", metavar=words("value_file"), help=words("option_write_baseline"))
-    parser.add_argument("--jobs", metavar=words("value_number"), help=words("option_jobs"))
-    parser.add_argument("--no-cache", action="store_true", help=words("option_no_cache"))
-    parser.add_argument("--lang", choices=("en", "zh", "auto"), default="auto", help=words("option_lang"))
+        sentence = words(f"lint.option_{name}")
+        forms.add_argument(f"--{name}", dest="form", action="store_const", const=name, help=sentence)
+    parser.add_argument("-o", "--output", metavar=words("lint.value_file"), help=words("lint.option_output"))
+    parser.add_argument("--ignore", metavar=words("lint.value_rules"), help=words("lint.option_ignore"))
+    parser.add_argument("--baseline", metavar=words("lint.value_file"), help=words("lint.option_baseline"))
+    parser.add_argument("--write-baseline", metavar=words("lint.value_file"), help=words("lint.option_write_baseline"))
+    parser.add_argument("--jobs", metavar=words("lint.value_number"), help=words("lint.option_jobs"))
+    parser.add_argument("--no-cache", action="store_true", help=words("lint.option_no_cache"))
+    parser.add_argument("--lang", choices=("en", "zh", "auto"), default="auto", help=words("lint.option_lang"))
     parser.set_defaults(handler=run, form="text")
     return parser
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from gradsan import __version__
-from gradsan.cli._parser import help_language
+from gradsan.cli._parser import Subparsers, Words
 from gradsan.diagnose.messages import codes_of
 from gradsan.model import Message
 from gradsan.options import OptionsError
-from gradsan.text import codes, page, resolve, say
+from gradsan.text import codes, page, resolve
 
 MOST_CHARACTERS = 12_000
 """The most characters of a tool's answer; the middle of a longer one is left out."""
@@ -26,11 +26,10 @@ _SECONDS = 600
 _FIXES_KEPT = 2
 
 
-def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+def add_parser(subparsers: Subparsers, words: Words) -> argparse.ArgumentParser:
     """Add ``mcp`` to the commands of ``gradsan``; its ``handler`` is :func:`run`."""
-    language = help_language()
-    words = say(Message("cli.mcp_summary"), language)
-    parser: argparse.ArgumentParser = subparsers.add_parser("mcp", help=words, description=words)
+    summary = words("cli.mcp_summary")
+    parser: argparse.ArgumentParser = subparsers.add_parser("mcp", help=summary, description=summary)
     parser.set_defaults(handler=run)
     return parser
 

@@ -6,10 +6,9 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from gradsan._editors import address_in, checked_editor
-from gradsan.cli._parser import help_language
+from gradsan.cli._parser import Subparsers, Words
 from gradsan.launch.processes import left_reports, reports_folder
 from gradsan.launch.reporting import ReportFile, wants_color, width_of
 from gradsan.launch.sentences import complain, write_to_stdout
@@ -19,31 +18,27 @@ from gradsan.present import RENDERERS, needs_ascii, render_html, render_terminal
 from gradsan.present.merge import merged
 from gradsan.present.read_json import ReadError, Recorded, read_report
 from gradsan.source.tree import recorded_lines
-from gradsan.text import Language, choose_language, language_on, say
+from gradsan.text import Language, choose_language, language_on
 
 _WRONG_USAGE = 2
 _FORMATS = ("text", *sorted(RENDERERS))
 
 
-def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+def add_parser(subparsers: Subparsers, words: Words) -> argparse.ArgumentParser:
     """Add ``report`` to the commands of ``gradsan``; its ``handler`` is :func:`run`."""
-    language = help_language()
-
-    def words(key: str) -> str:
-        return say(Message(f"report.{key}"), language).replace("%", "%%")
-
     parser: argparse.ArgumentParser = subparsers.add_parser(
-        "report", help=words("summary"), description=words("summary")
+        "report", help=words("report.summary"), description=words("report.summary")
     )
-    parser.add_argument("files", nargs="*", metavar=words("value_files"), help=words("files"))
+    parser.add_argument("files", nargs="*", metavar=words("report.value_files"), help=words("report.files"))
     forms = parser.add_mutually_exclusive_group()
     for name in _FORMATS:
-        forms.add_argument(f"--{name}", dest="form", action="store_const", const=name, help=words(f"format_{name}"))
-    parser.add_argument("-o", "--output", metavar=words("value_files"), help=words("output"))
-    parser.add_argument("--lang", choices=("en", "zh", "auto"), default="auto", help=words("lang"))
-    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto", help=words("color"))
-    parser.add_argument("--editor", default="auto", metavar=words("value_editor"), help=words("editor"))
-    parser.add_argument("--stacks", action="store_true", help=words("stacks"))
+        sentence = words(f"report.format_{name}")
+        forms.add_argument(f"--{name}", dest="form", action="store_const", const=name, help=sentence)
+    parser.add_argument("-o", "--output", metavar=words("report.value_files"), help=words("report.output"))
+    parser.add_argument("--lang", choices=("en", "zh", "auto"), default="auto", help=words("report.lang"))
+    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto", help=words("report.color"))
+    parser.add_argument("--editor", default="auto", metavar=words("report.value_editor"), help=words("report.editor"))
+    parser.add_argument("--stacks", action="store_true", help=words("report.stacks"))
     parser.set_defaults(handler=run, form="text")
     return parser
 

@@ -9,11 +9,12 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import gradsan_start
 from gradsan._imports import call_after_torch_import, torch_is_installed
 from gradsan.cli import _parser
+from gradsan.cli._parser import Subparsers, Words
 from gradsan.launch.outcome import Publisher, Suppressions, watch_session
 from gradsan.launch.processes import Job, open_job
 from gradsan.launch.program import Target, gradsan_path, perform, prepare, take_stage
@@ -29,7 +30,6 @@ from gradsan.launch.watched_process import Member
 from gradsan.launch.watcher import Session, Watcher
 from gradsan.model import Message, Program
 from gradsan.options import Options, OptionsError, read_options, working_directory
-from gradsan.text import say
 
 _OPTIONS_WITH_VALUE = (
     "json",
@@ -61,17 +61,12 @@ _SWITCHES = (
 )
 
 
-def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+def add_parser(subparsers: Subparsers, words: Words) -> argparse.ArgumentParser:
     """Add ``run`` to the commands of ``gradsan``; its ``handler`` is :func:`run`."""
-    language = _parser.help_language()
-
-    def words(key: str) -> str:
-        return say(Message(f"cli.{key}"), language)
-
-    parser = _parser.add_program_parser(subparsers, "run", words("run_summary"), words("run_description"))
+    parser = _parser.add_program_parser(subparsers, "run", words, "cli.run_")
     _parser.add_options_with_value(parser, _OPTIONS_WITH_VALUE, words)
     for name in _SWITCHES:
-        sentence = words(f"option_{name.replace('-', '_')}").replace("%", "%%")
+        sentence = words(f"cli.option_{name.replace('-', '_')}")
         parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=sentence)
     parser.set_defaults(handler=run)
     return parser
