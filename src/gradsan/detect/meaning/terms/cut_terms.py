@@ -124,7 +124,7 @@ class CutTerms(RoundDetector):
         for made in _torch.tensors_in(result):
             if made.requires_grad:
                 self._came_back(op, args, made, held, cuts)
-            elif op in _ON_PURPOSE and not (op == "detach" and given[0].grad_fn is not None):
+            elif op in _ON_PURPOSE and not (op == "detach" and _torch.grad_fn_of(given[0]) is not None):
                 _are_data(cuts)
             elif len(self._held) < _TENSORS_FOLLOWED and not _is_of_shape_only(op):
                 self._follow(op, made, given, held)
