@@ -33,8 +33,11 @@ def anew_or_cut(once: BuiltOnce) -> tuple[Fix, ...]:
         return without
     if not isinstance(once.name, str):
         return again, *without
-    if bound_at is None and "." in once.name and _holder_bound(once) is not None:
-        # A part of a batch or a rollout, whose data would be computed again, too.
+    holder = _holder_bound(once)
+    is_cached = any(one.function.endswith("__init__") or source.is_filled_once(one) for one in once.made)
+    is_stored = "[" in once.name and holder is None and not is_cached
+    if is_stored or (bound_at is None and "." in once.name and holder is not None):
+        # A part of a batch or a rollout, whose data would be computed again, too; or what a method has stored.
         return *without, again
     # A loss's target keeps its computed value; a name that suggests one puts the detach first, and a run decides.
     if bound_at is not None and used is not None and source.is_target_in_rounds(bound_at, used, once.name):

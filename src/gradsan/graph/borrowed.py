@@ -23,7 +23,7 @@ from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord
 
-_MOVED, _OTHERS = 1, 2
+_MOVED, _OTHERS, _NOBODYS = 1, 2, 4
 _MOST = 8
 _MOST_CALLS = 64
 
@@ -51,7 +51,7 @@ def by_earlier_loss(
     core: Log, steps: Any, roots: Iterable[Any], since: int, backward: BackwardRecord, frame: Any
 ) -> tuple[Bridge, ...]:
     """The same for an earlier loss (``roots``) whose own optimizer stepped after ``since``: what others train."""
-    edges = _border(tuple(roots), _Leaves(_moved(steps, since, backward.clock)), _MOVED, _OTHERS)
+    edges = _border(tuple(roots), _Leaves(_moved(steps, since, backward.clock)), _MOVED, _OTHERS | _NOBODYS)
     later = set(walk.engine_order(backward.roots)) if edges else set()
     if any(edge.younger in later for edge in edges):
         return ()
@@ -72,7 +72,7 @@ def by_gone_loss(core: Log, steps: Any, past: PastBackward, backward: BackwardRe
         for child, output in node.next_functions:
             if child is not None and not _is_leaf(child) and _is_before(child, past) and _torch.was_freed(child):
                 freed.setdefault((child, output), node)
-    if len(freed) > _MOST or any(reached[older] != _OTHERS for older, _ in freed):
+    if len(freed) > _MOST or any(reached[older] & _MOVED or not reached[older] for older, _ in freed):
         return ()
     found: list[Bridge] = []
     for (older, _), younger in freed.items():
@@ -168,8 +168,11 @@ class _Leaves:
             self._kinds.setdefault(one, _MOVED)
 
     def kind_of(self, leaf: Any) -> int:
-        """``_MOVED`` if stepped optimizers have it, or none and it was updated by hand; ``_OTHERS``; both of them."""
-        return self._kinds.get(_torch.storage_identity(leaf), _OTHERS)
+        """``_MOVED`` if stepped optimizers have it, or it was updated by hand; ``_OTHERS``; both; else nobody's.
+
+        A loss does not train what nobody has: the teacher whose targets it was given.
+        """
+        return self._kinds.get(_torch.storage_identity(leaf), _NOBODYS)
 
 
 def _border(roots: tuple[Any, ...], leaves: _Leaves, own: int, borrowed: int) -> list[walk.Crossing]:
@@ -180,7 +183,7 @@ def _border(roots: tuple[Any, ...], leaves: _Leaves, own: int, borrowed: int) ->
         for node, kinds in reached.items()
         if kinds & own
         for child, output in node.next_functions
-        if child is not None and reached[child] == borrowed
+        if child is not None and reached[child] and not reached[child] & ~borrowed
     ]
 
 
