@@ -32,7 +32,7 @@ from gradsan import _torch
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
 from gradsan.record.detector import Detector, Run
-from gradsan.record.ledger import call_that_made
+from gradsan.record.ledger import site_that_made
 from gradsan.record.recorder import FINDINGS_KEPT
 from gradsan.record.stacks import is_own_file, is_user_file, symbolise
 from gradsan.record.steps import as_backward, read_backward, running_here
@@ -113,10 +113,7 @@ class GradientWrites(Detector):
         if entry is None:
             return None
         tensor, node = given.tensor, _torch.current_node()
-        values = {
-            **_torch.facts_of(tensor),
-            "kind": given.kind,
-        }
+        values = {**_torch.facts_of(tensor), "kind": given.kind}
         clues = [Clue("gradient", symbolise(stack), name=given.path, op=op, values=values)]
         if is_shared and node is not None:
             clues += self._branching(read_backward(entry), node)
@@ -136,9 +133,7 @@ class GradientWrites(Detector):
             if not others:
                 below = parent
                 continue
-            made = call_that_made(self._core, _torch.node_sequence(parent), backward.thread)
-            site = None if made is None else symbolise(made.stack)
-            yield Clue("branching", site, op=parent.name())
+            yield Clue("branching", site_that_made(self._core, parent, backward.thread), op=parent.name())
             name = _name_of(others[0], sys._getframe(1))
             if name is not None:
                 yield Clue("sibling", name=name)

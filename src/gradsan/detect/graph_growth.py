@@ -199,7 +199,7 @@ class UnusedGraphs(Detector):
             grown = (
                 None
                 if path in self._reported
-                else sum_of(one.tensor.grad_fn, lambda node: self._maker_of(node, thread))
+                else sum_of(one.tensor.grad_fn, lambda node: self._maker(_torch.node_sequence(node), thread))
             )
             if grown is not None and grown.links >= _LEAST_MEMBERS and grown.oldest < border:
                 self._suspect_sum(path, one, grown, thread)
@@ -277,17 +277,13 @@ class UnusedGraphs(Detector):
             "summed": True,
         }
         maker = self._maker(newest, thread)
-        made = self._maker_of(grown.taken_in, thread) or maker
+        made = self._maker(_torch.node_sequence(grown.taken_in), thread) or maker
         clue = Clue("grown", _within(symbolise(maker), found), name=path, values=values)
         failure = Failure("graph_grows", "", "", _within(symbolise(made), found), (clue,), raised=False)
         self._suspicions[path] = Suspicion(failure, frozenset([newest]), maker, thread)
         self._listeners.call_before_backward(self.before_backward)
 
-    def _maker_of(self, node: Any, thread: int) -> Any:
-        number = _torch.node_sequence(node)
-        return None if number is None else self._maker(number, thread)
-
-    def _maker(self, number: int, thread: int) -> Any:
+    def _maker(self, number: int | None, thread: int) -> Any:
         made = call_that_made(self._core, number, thread)
         return None if made is None else made.stack
 

@@ -36,8 +36,7 @@ from gradsan.graph.live import live_clues
 from gradsan.graph.variables import Found
 from gradsan.model import Clue, Failure, Site
 from gradsan.record.detector import Detector, Run
-from gradsan.record.ledger import call_that_made
-from gradsan.record.log import Log
+from gradsan.record.ledger import site_that_made
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord, RawBackward, read_backward, running_here
 
@@ -199,7 +198,8 @@ class Life(Detector):
         self._lost.setdefault(optimizer, set()).update(id(parameter) for parameter, _ in replaced)
         for parameter, instead in replaced[:_SHOWN]:
             clues.append(Clue("parameter", name=instead.path, values={**_torch.facts_of(parameter), **counts}))
-            clues.append(Clue("replaced", _made_at(self._core, instead.tensor), name=instead.path))
+            made = site_that_made(self._core, instead.tensor.grad_fn, threading.get_ident())
+            clues.append(Clue("replaced", made, name=instead.path))
         self._found(Failure("leaf_lost", "", "", site, tuple(clues), raised=False))
 
     @_torch.hushed()
@@ -242,7 +242,8 @@ class Life(Detector):
 
         for _, path, members, nodes, size, per_round, kept in grown:
             values = {"rounds": rounds, "nodes": nodes, "bytes": size, "bytes_per_round": int(per_round)}
-            clue = Clue("grown", _made_at(self._core, members[0].tensor), name=path, values=values)
+            made = site_that_made(self._core, members[0].tensor.grad_fn, threading.get_ident())
+            clue = Clue("grown", made, name=path, values=values)
             failure = Failure("graph_grows", "", "", symbolise(entry.stack), (clue,), raised=False)
             # ``autograd.grad`` runs only what leads to its inputs: inner steps of meta-learning wait for a backward of
             # another line.
@@ -385,9 +386,3 @@ def _comes_from(tensor: Any, leaf: Any) -> bool:
     order = walk.engine_order([tensor.grad_fn]) if tensor.grad_fn is not None else []
     children = (child for node in order[:1_000] for child, _ in node.next_functions)
     return any(getattr(child, "variable", None) is leaf for child in children)
-
-
-def _made_at(core: Log, tensor: Any) -> Any:
-    number = None if tensor.grad_fn is None else _torch.node_sequence(tensor.grad_fn)
-    made = call_that_made(core, number, threading.get_ident())
-    return None if made is None else symbolise(made.stack)

@@ -115,7 +115,7 @@ class Prescan(Detector):
     def is_changed_outside(self, node: Any, slot: str, tensor: Any, thread: int) -> bool:
         """Whether exported memory has other bytes than a Node of ``thread`` saved."""
         number = _torch.node_sequence(node) or 0
-        made = self._made(number, thread)
+        made = call_that_made(self._core, number, thread)
         storage = _torch.storage_or_none(tensor)
         return self._exports.changed(storage, number, thread, slot, tensor, made) is not None
 
@@ -148,7 +148,7 @@ class Prescan(Detector):
         if not _torch.is_read_by_backward(node, slot):
             return
         storage = _torch.storage_or_none(tensor)
-        made = self._made(number, backward.thread)
+        made = call_that_made(self._core, number, backward.thread)
         replaced = self._uncounted.replacement_of(tensor)
         writes: tuple[Write, ...] = ()
         way, bypass_stack = "data_attribute", None
@@ -248,9 +248,6 @@ class Prescan(Detector):
             logged = self._uncounted.writes().get(storage, ())
             found = self._uncounted.snapshots.before(tensor, made.clock, [raw.clock for raw in logged])
         return None if found is None else found.view(tensor.dtype).reshape(tensor.shape)
-
-    def _made(self, number: int, thread: int) -> Any:
-        return call_that_made(self._core, number, thread)
 
 
 def way_of(uncounted: Uncounted, exports: Exports, kept: Kept) -> PastCounter | None:

@@ -66,7 +66,7 @@ class Wrapped(Detector):
                 outer = _torch.packed_object(saved)
                 if not _torch.is_tensor(outer) or type(outer) in _torch.PLAIN_TENSORS or _torch.is_hooked(saved):
                     continue
-                made = self._made(_torch.node_sequence(node), backward.thread)
+                made = call_that_made(self._core, _torch.node_sequence(node), backward.thread)
                 for inner in _plain(outer) if made is not None else ():
                     found.setdefault(_torch.storage_or_none(inner), []).append(_Inside(node, slot, outer, inner, made))
         found.pop(0, None)
@@ -101,9 +101,6 @@ class Wrapped(Detector):
             way=WAY,
             alias_site=symbolise(raw.stack),
         )
-
-    def _made(self, number: int | None, thread: int) -> Any:
-        return call_that_made(self._core, number, thread)
 
 
 def _plain(outer: Any, depth: int = _DEEPEST) -> list[Any]:

@@ -130,6 +130,26 @@ class Detector:
         """Report what was waiting for more evidence, as watching ends."""
 
 
+class Finder(Detector):
+    """Base class of detectors whose notes are emptied as watching begins."""
+
+    def __init__(self, run: Run) -> None:
+        """Start with nothing noted."""
+        self._core, self._listeners, self._found = run.core, run.listeners, run.report
+        self._noted: list[Any] = []
+        self._described = self._notes(set[Any]())
+
+    def _notes(self, container: T) -> T:
+        """Return a container that :meth:`forget` empties."""
+        self._noted.append(container)
+        return container
+
+    def forget(self) -> None:
+        """Begin anew, at the start of a stretch of watching."""
+        for one in self._noted:
+            one.clear()
+
+
 class Sweep:
     """Schedule for removing dead entries from a table: seldom enough for a constant cost per lookup at any length.
 

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gradsan.model import Region, Write
+from gradsan import _torch
+from gradsan.model import Region, Site, Write
 from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import StepRecord
@@ -46,6 +47,12 @@ def call_that_made(core: Log, number: int | None, thread: int) -> RawCall | None
     """Return the call that made the Node of that number in ``thread``; None where no watched call did."""
     near = () if number is None else map(RawCall._make, core.nodes_near(number, thread))
     return next((one for one in near if number is not None and one.first <= number < one.end), None)
+
+
+def site_that_made(core: Log, node: Any, thread: int) -> Site | None:
+    """Return where ``node`` was made in ``thread``; None without one, or where no watched call made it."""
+    made = None if node is None else call_that_made(core, _torch.node_sequence(node), thread)
+    return None if made is None else symbolise(made.stack)
 
 
 def writes_since(

@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple
 
 from gradsan import _torch, source
 from gradsan.model import Clue, Failure, Frame, Site
-from gradsan.record.detector import Detector, Run
+from gradsan.record.detector import Finder, Run
 from gradsan.record.ledger import RawWrite
 from gradsan.record.stacks import is_user_file, symbolise
 from gradsan.record.steps import RawBackward
@@ -53,23 +53,19 @@ class _Part(NamedTuple):
     last: RawWrite
 
 
-class ChangedAgain(Detector):
+class ChangedAgain(Finder):
     """Reads the log of writes in some rounds; findings go to ``found``."""
 
     def __init__(self, run: Run) -> None:
         """Start with no write looked at."""
-        self._core, self._found = run.core, run.report
+        super().__init__(run)
         self._since = 0
-        self._described: set[Any] = set()
-        self._stacks: dict[Any, Any] = {}
-        self._places: dict[Any, Any] = {}
+        self._stacks, self._places = self._notes(dict[Any, Any]()), self._notes(dict[Any, Any]())
 
     def forget(self) -> None:
         """Begin anew, at the start of a stretch of watching."""
         self._since = self._core.clock
-        self._described.clear()
-        self._stacks.clear()
-        self._places.clear()
+        super().forget()
 
     def before_round(self, entry: RawBackward, rounds: int) -> None:
         """Check some of the rounds of a line that calls backward; as ``on_round`` of the core."""

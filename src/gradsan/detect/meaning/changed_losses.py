@@ -18,7 +18,7 @@ from gradsan.detect.memory import Uncounted
 from gradsan.graph import naming
 from gradsan.model import Clue, Failure
 from gradsan.originals.meant import Value, place_of
-from gradsan.record.detector import Detector, Run
+from gradsan.record.detector import Finder, Run
 from gradsan.record.ledger import QUIET_KINDS, RawWrite, call_that_made
 from gradsan.record.stacks import is_of_program, symbolise
 from gradsan.record.steps import RawBackward
@@ -26,18 +26,13 @@ from gradsan.record.steps import RawBackward
 ROW = "loss_changed"
 
 
-class ChangedLosses(Detector):
+class ChangedLosses(Finder):
     """Checks the outputs of a backward; findings go to ``found``."""
 
     def __init__(self, run: Run) -> None:
         """Start with no loss looked at."""
-        self._core, self._uncounted, self._found = run.core, run.get(Uncounted), run.report
-        self._meant = run.get(ChangedValues).meant
-        self._described: set[Any] = set()
-
-    def forget(self) -> None:
-        """Begin anew, at the start of a stretch of watching."""
-        self._described.clear()
+        super().__init__(run)
+        self._uncounted, self._meant = run.get(Uncounted), run.get(ChangedValues).meant
 
     @_torch.hushed()
     def before_round(self, entry: RawBackward, rounds: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from gradsan import _torch
 from gradsan.detect.meaning.made import Made, Making
 from gradsan.model import Clue, Failure
-from gradsan.record.detector import Detector, Run
+from gradsan.record.detector import Finder, Run
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, StepRecord
 
@@ -32,19 +32,14 @@ class _Look(NamedTuple):
     rates: dict[int, list[Any]]
 
 
-class IdleSchedules(Detector):
+class IdleSchedules(Finder):
     """Checks the live schedulers in some rounds; findings go to ``found``."""
 
     def __init__(self, run: Run) -> None:
         """Start with no scheduler seen."""
-        self._steps, self._making, self._found = run.steps, run.get(Making), run.report
-        self._seen: dict[int, _Look] = {}
-        self._described: set[int] = set()
-
-    def forget(self) -> None:
-        """Begin anew, at the start of a stretch of watching."""
-        self._seen.clear()
-        self._described.clear()
+        super().__init__(run)
+        self._steps, self._making = run.steps, run.get(Making)
+        self._seen = self._notes(dict[int, _Look]())
 
     def before_round(self, entry: RawBackward, rounds: int) -> None:
         """Check some of the rounds of a line that calls backward; as ``on_round`` of the core."""

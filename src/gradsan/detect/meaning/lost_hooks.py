@@ -22,7 +22,7 @@ from gradsan import _torch
 from gradsan.detect.lost_updates import Graph
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
-from gradsan.record.detector import Detector, Guard, Run
+from gradsan.record.detector import Finder, Guard, Run
 from gradsan.record.ledger import RawWrite, call_that_made
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import symbolise
@@ -53,16 +53,15 @@ class _Hooked:
     failure: Failure | None = None
 
 
-class LostHooks(Detector):
+class LostHooks(Finder):
     """Checks backward calls while there are views with hooks; ``listen(True)`` requests these calls."""
 
     part = "hooks of views"
 
     def __init__(self, run: Run) -> None:
         """Start with no hooked tensor."""
-        self._core, self._found, self._listeners = run.core, run.report, run.listeners
+        super().__init__(run)
         self._waiting: list[_Hooked] = []
-        self._described: set[Any] = set()
 
     def install(self, patches: Patches, guard: Guard) -> None:
         """Watch ``register_hook``."""
@@ -80,7 +79,7 @@ class LostHooks(Detector):
         for one in self._waiting:
             one.graph.let_go()
         self._waiting.clear()
-        self._described.clear()
+        super().forget()
         self._listeners.call_before_backward(self.before_backward, False)
 
     def settle(self) -> None:

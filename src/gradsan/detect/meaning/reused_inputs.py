@@ -17,8 +17,8 @@ from gradsan import _torch, source
 from gradsan.detect.changed_values import has_made
 from gradsan.graph import walk
 from gradsan.model import Clue, Failure, Frame, Site
-from gradsan.record.detector import Detector, Run
-from gradsan.record.ledger import RawWrite, call_that_made
+from gradsan.record.detector import Finder, Run
+from gradsan.record.ledger import RawWrite, call_that_made, site_that_made
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -33,17 +33,13 @@ _NOT_NEGATIVE = frozenset(
 _KEEPS_SIGN = frozenset({"MaxPool2DWithIndicesBackward0", "AvgPool2DBackward0", "MeanBackward1", "ViewBackward0"})
 
 
-class ReusedInputs(Detector):
+class ReusedInputs(Finder):
     """Scans the graph of a backward for such reads; findings go to ``found``."""
 
     def __init__(self, run: Run) -> None:
         """Start with no module called."""
-        self._core, self._found = run.core, run.report
-        self._seen: set[Any] = set()
-
-    def forget(self) -> None:
-        """Begin anew, at the start of a stretch of watching."""
-        self._seen.clear()
+        super().__init__(run)
+        self._seen = self._notes(set[Any]())
 
     @_torch.hushed()
     def before_round(self, entry: RawBackward, rounds: int) -> None:
@@ -96,9 +92,9 @@ class ReusedInputs(Detector):
         readers = [one for one in readers if one.name() != node.name()]
         if before is None or len(readers) < 2 or (node.name() == "ReluBackward0" and _is_not_negative(before)):
             return
-        written, made = symbolise(raw.stack), self._site(before, entry.thread)
+        written, made = symbolise(raw.stack), site_that_made(self._core, before, entry.thread)
         for reader in readers:
-            read = self._site(reader, entry.thread)
+            read = site_that_made(self._core, reader, entry.thread)
             found = None if read is None else _read_as_before(written, made, read)
             if found is None or read is None:
                 continue
@@ -111,11 +107,6 @@ class ReusedInputs(Detector):
             )
             self._found(Failure(ROW, "", "", symbolise(entry.stack), clues, raised=False))
             return
-
-    def _site(self, node: Any, thread: int) -> Site | None:
-        number = _torch.node_sequence(node)
-        near = [] if number is None else self._core.nodes_near(number, thread)
-        return next((symbolise(one[3]) for one in near if one[0] <= (number or 0) < one[1]), None)
 
 
 def _read_as_before(written: Site, made: Site | None, read: Site) -> tuple[str, str, Frame, Frame] | None:

@@ -9,13 +9,13 @@ import threading
 from typing import Any, ClassVar
 
 from gradsan import _torch
-from gradsan.record.detector import Detector, Run
+from gradsan.record.detector import Finder, Run
 from gradsan.record.steps import RawBackward
 
 _CALLS_FOLLOWED, _BACKWARDS_FOLLOWED = 20_000, 16
 
 
-class RoundDetector(Detector):
+class RoundDetector(Finder):
     """Base class of detectors that get the results of calls, and the backward calls, of a few rounds."""
 
     rounds: ClassVar[tuple[int, ...]] = (1, 2, 4)
@@ -26,7 +26,7 @@ class RoundDetector(Detector):
 
     def __init__(self, run: Run) -> None:
         """Start outside of any round."""
-        self._core, self._listeners, self._found = run.core, run.listeners, run.report
+        super().__init__(run)
         self._entry: RawBackward | None = None
         self._calls = self._backwards = 0
         self._has_backward = False
@@ -51,6 +51,7 @@ class RoundDetector(Detector):
     def forget(self) -> None:
         """Begin anew, at the start of a stretch of watching."""
         self._end()
+        super().forget()
         self._has_backward = False
         if self.from_start:
             self.begin_here()

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import collections
 import sys
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from gradsan import _torch
@@ -63,19 +64,14 @@ class SpentGradients(RoundDetector):
         self._storages: set[int] = set()
         self._is_read = False
         self._refilled: list[tuple[int, frozenset[int]]] = []
-        self._used: set[Any] = set()
-        self._unstepped: dict[Any, Clearing] = {}
+        self._used = self._notes(set[Any]())
+        self._unstepped = self._notes(dict[Any, Clearing]())
         self._begun = self._gone_on = 0
-        self._met: collections.Counter[Any] = collections.Counter()
-        self._described: set[Any] = set()
+        self._met = self._notes(collections.Counter[Any]())
 
     def forget(self) -> None:
         """Begin anew, at the start of a stretch of watching."""
         super().forget()
-        self._met.clear()
-        self._used.clear()
-        self._unstepped.clear()
-        self._described.clear()
         self._gone_on = 0
 
     def begins(self, entry: RawBackward) -> bool:
@@ -277,7 +273,10 @@ class SpentGradients(RoundDetector):
         kind, step = "spent" if clip.is_filled else "empty", own[0]
         if any(acts(one) for one in clips if not one.storages.isdisjoint(clip.storages)):
             # What steps next has no clip of its own: this one was given the parameters of the step before.
-            kind, step = "of_last_step", min((one for one in steps if one.clock > clip.clock), default=step, key=_clock)
+            kind, step = (
+                "of_last_step",
+                min((one for one in steps if one.clock > clip.clock), default=step, key=attrgetter("clock")),
+            )
             if not clip.is_filled or acts(clip) or not all(one.storages.isdisjoint(step.storages) for one in clips):
                 return
         if (clip.is_filled and not is_spent) or not self._is_second(clip.stack):
@@ -306,10 +305,6 @@ class SpentGradients(RoundDetector):
             return False
         self._described.add(key)
         return True
-
-
-def _clock(record: StepRecord) -> int:
-    return record.clock
 
 
 def _may_look(node: Any) -> bool:

@@ -25,8 +25,8 @@ from gradsan.detect.meaning.terms.constant_terms import linear_below
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
 from gradsan.record.backwards import PastBackward
-from gradsan.record.detector import Detector, Run
-from gradsan.record.ledger import RawWrite
+from gradsan.record.detector import Finder, Run
+from gradsan.record.ledger import RawWrite, call_that_made, site_that_made
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -35,17 +35,13 @@ _ROUNDS, _PASSED = (4, 8, 16), 3
 _CAST = "ToCopyBackward0"
 
 
-class StaleValues(Detector):
+class StaleValues(Finder):
     """Checks the graphs of a few rounds; findings go to ``found``."""
 
     def __init__(self, run: Run) -> None:
         """Start with no value looked at."""
-        self._core, self._steps, self._backwards, self._found = run.core, run.steps, run.backwards, run.report
-        self._described: set[Any] = set()
-
-    def forget(self) -> None:
-        """Begin anew, at the start of a stretch of watching."""
-        self._described.clear()
+        super().__init__(run)
+        self._steps, self._backwards = run.steps, run.backwards
 
     @_torch.hushed()
     def before_round(self, entry: RawBackward, rounds: int) -> None:
@@ -72,13 +68,14 @@ class StaleValues(Detector):
         borders = [*(one.clock for one in past), entry.clock]
         leaves = [] if _looks_at_leaf(value) else walk.leaves_of(walk.engine_order([value]))
         moved = next(((leaf, last) for leaf in leaves if (last := self._last_update(leaf, borders)) is not None), None)
-        built, read = self._made(value, entry.thread), self._made(reader, entry.thread)
+        built = call_that_made(self._core, _torch.node_sequence(value), entry.thread)
+        read = site_that_made(self._core, reader, entry.thread)
         if moved is None or built is None or read is None:
             return False
         leaf, (stack, updater) = moved
         frame = sys._getframe(2)
         held = next(naming.find(frame, lambda one: not one.is_leaf and one.grad_fn is value), None)
-        if held is not None and self._is_written(held.tensor, built[2]):
+        if held is not None and self._is_written(held.tensor, built.clock):
             return False
         names = naming.names_of(leaf, frame) if held is None else ()
         shape, dtype, device = _torch.output_info(value, 0) or ((), "?", "?")
@@ -86,12 +83,12 @@ class StaleValues(Detector):
         clues = (
             Clue(
                 "built",
-                symbolise(built[3]),
+                symbolise(built.stack),
                 name=held.path if held is not None else names[0].text if names else None,
                 values={**info, "is_cast": held is None and value.name() == _CAST},
             ),
             Clue("updated", symbolise(stack), name=updater),
-            Clue("read", symbolise(read[3])),
+            Clue("read", read),
         )
         self._found(Failure(ROW, "", "", symbolise(entry.stack), clues, raised=False))
         return True
@@ -118,11 +115,6 @@ class StaleValues(Detector):
         storage = _torch.storage_or_none(tensor)
         raws = map(RawWrite._make, self._core.writes_after(since))
         return any(raw.storage == storage and raw.kind != "metadata" for raw in raws)
-
-    def _made(self, node: Any, thread: int) -> Any:
-        number = _torch.node_sequence(node)
-        near = [] if number is None else self._core.nodes_near(number, thread)
-        return next((one for one in near if one[0] <= (number or 0) < one[1]), None)
 
 
 def _crossings(order: list[Any], past: list[PastBackward]) -> Iterator[tuple[Any, Any]]:

@@ -25,9 +25,9 @@ from gradsan import _torch
 from gradsan.detect.meaning.terms.cut_terms import ROW as TERM
 from gradsan.detect.meaning.terms.lost_terms import is_scalar, is_sum_or_multiple
 from gradsan.graph import naming, walk
-from gradsan.model import Clue, Failure, Site
-from gradsan.record.detector import Detector, Run
-from gradsan.record.ledger import call_that_made
+from gradsan.model import Clue, Failure
+from gradsan.record.detector import Finder, Run
+from gradsan.record.ledger import site_that_made
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -46,21 +46,14 @@ class _Stopped:
     seen: dict[int, Any] = field(default_factory=dict)
 
 
-class StoppedGradients(Detector):
+class StoppedGradients(Finder):
     """Checks graphs in some rounds, and gradients at an optimizer's first step; findings go to ``found``."""
 
     def __init__(self, run: Run) -> None:
         """Start with no parameter fed."""
-        self._core, self._found = run.core, run.report
-        self._fed: dict[int, Any] = {}
-        self._stopped: list[_Stopped] = []
-        self._described: set[Any] = set()
-
-    def forget(self) -> None:
-        """Begin anew, at the start of a stretch of watching."""
-        self._fed.clear()
-        self._stopped.clear()
-        self._described.clear()
+        super().__init__(run)
+        self._fed = self._notes(dict[int, Any]())
+        self._stopped = self._notes(list[_Stopped]())
 
     @_torch.hushed()
     def before_round(self, entry: RawBackward, rounds: int) -> None:
@@ -83,7 +76,8 @@ class StoppedGradients(Detector):
 
     def _feed(self, leaves: Iterable[Any]) -> None:
         if len(self._fed) > _LEAVES:
-            self._fed = {key: weak for key, weak in self._fed.items() if weak() is not None}
+            for key in [key for key, weak in self._fed.items() if weak() is None]:
+                del self._fed[key]
         for one in leaves:
             if not self._was_fed(one):
                 self._fed[id(one)] = _torch.weak_tensor(one)
@@ -99,16 +93,12 @@ class StoppedGradients(Detector):
         behind = [fresh[key] for key in map(id, walk.leaves_of(walk.each_behind([node]))) if key in fresh]
         if not behind:
             return
-        one = _Stopped(entry.stack, Clue("flat", self._made(entry, node), op=_op_of(node)))
+        one = _Stopped(entry.stack, Clue("flat", site_that_made(self._core, node, entry.thread), op=_op_of(node)))
         for leaf in behind:
             names = naming.names_of(leaf, sys._getframe(2))
             name = names[0].text if names else None
             one.leaves[id(leaf)] = _torch.weak_tensor(leaf), name, _torch.facts_of(leaf)
         self._stopped.append(one)
-
-    def _made(self, entry: RawBackward, node: Any) -> Site | None:
-        made = call_that_made(self._core, _torch.node_sequence(node), entry.thread)
-        return None if made is None else symbolise(made.stack)
 
     @_torch.hushed()
     def first_step(self, optimizer: Optimizer) -> None:
@@ -124,7 +114,8 @@ class StoppedGradients(Detector):
 
     def settle(self) -> None:
         """Report, as watching ends, the parameters that no backward has reached by another path."""
-        stopped, self._stopped = self._stopped, []
+        stopped = [*self._stopped]
+        self._stopped.clear()
         for one in stopped:
             own = [one.leaves[key] for key in one.seen if key not in self._fed or self._fed[key]() is None]
             if own and one.flat.site is not None:
@@ -145,8 +136,13 @@ class StoppedGradients(Detector):
                 facts = {"shape": (), "dtype": info[1] if info else "?", "device": info[2] if info else "?"}
                 node = behind[0]
                 clues = (
-                    Clue("read", self._made(entry, node), op=_op_of(node), values={**facts, "how": "flat"}),
-                    Clue("added", self._made(entry, joined)),
+                    Clue(
+                        "read",
+                        site_that_made(self._core, node, entry.thread),
+                        op=_op_of(node),
+                        values={**facts, "how": "flat"},
+                    ),
+                    Clue("added", site_that_made(self._core, joined, entry.thread)),
                 )
                 self._found(Failure(TERM, "", "", symbolise(entry.stack), clues, raised=False))
                 return

@@ -36,7 +36,7 @@ from gradsan.detect.meaning.made import Making
 from gradsan.detect.memory import Uncounted
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
-from gradsan.record.detector import Detector, Run
+from gradsan.record.detector import Finder, Run
 from gradsan.record.ledger import RawWrite
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
@@ -66,24 +66,23 @@ class _Candidate:
     made: Any
 
 
-class Unowned(Detector):
+class Unowned(Finder):
     """Checks the leaves of a backward in some rounds; findings go to ``found``."""
 
     def __init__(self, run: Run) -> None:
         """Start with no candidate."""
-        self._core, self._uncounted, self._making = run.core, run.get(Uncounted), run.get(Making)
-        self._stepped, self._found, self._known = run.stepped_optimizers, run.report, run.failures
+        super().__init__(run)
+        self._uncounted, self._making = run.get(Uncounted), run.get(Making)
+        self._stepped, self._known = run.stepped_optimizers, run.failures
         self._making.on_group = self._grouped
-        self._candidates: dict[int, _Candidate] = {}
-        self._dismissed: dict[int, Any] = {}
-        self._frozen: dict[int, tuple[Any, int]] = {}
+        self._candidates = self._notes(dict[int, _Candidate]())
+        self._dismissed = self._notes(dict[int, Any]())
+        self._frozen = self._notes(dict[int, tuple[Any, int]]())
         self._lines = 0
 
     def forget(self) -> None:
         """Begin anew, at the start of a stretch of watching."""
-        self._candidates.clear()
-        self._dismissed.clear()
-        self._frozen.clear()
+        super().forget()
         self._lines = 0
 
     def _grouped(self, optimizer: Any) -> None:
@@ -164,7 +163,8 @@ class Unowned(Detector):
     @_torch.hushed()
     def settle(self) -> None:
         """Report the candidates that have remained for some rounds."""
-        candidates, self._candidates = list(self._candidates.values()), {}
+        candidates = list(self._candidates.values())
+        self._candidates.clear()
         kept = [one for one in candidates if self._stands(one)]
         for one in candidates:
             if (leaf := one.leaf()) is not None:

@@ -75,11 +75,9 @@ class UnrecordedReads(RoundDetector):
         self._begun = self._read_to = self._count = 0
         self._reads: list[_Read] = []
         self._due: list[_Due] = []
-        self._described: set[Any] = set()
 
     def forget(self) -> None:
         """Begin anew, at the start of a stretch of watching."""
-        self._described.clear()
         self._due.clear()
         self._meant.forget()
         super().forget()

@@ -21,7 +21,7 @@ from gradsan.detect.kept_gradients import others_run, reads_gradient
 from gradsan.detect.one_tensor.second_names import at_line
 from gradsan.graph import walk
 from gradsan.model import Clue, Failure, Frame, Site
-from gradsan.record.detector import Detector, Run
+from gradsan.record.detector import Finder, Run
 from gradsan.record.stacks import is_own_file, is_user_file, symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -39,19 +39,14 @@ class _Kept(NamedTuple):
     failure: Failure
 
 
-class KeptReferences(Detector):
+class KeptReferences(Finder):
     """Checks the variables of the functions that call backward; findings go to ``found``."""
 
     def __init__(self, run: Run) -> None:
         """Start with no gradient kept."""
-        self._core, self._listeners, self._found = run.core, run.listeners, run.report
-        self._kept: list[_Kept] = []
-        self._seen: set[Any] = set()
-
-    def forget(self) -> None:
-        """Begin anew, at the start of a stretch of watching."""
-        self._kept.clear()
-        self._seen.clear()
+        super().__init__(run)
+        self._kept = self._notes(list[_Kept]())
+        self._seen = self._notes(set[Any]())
 
     @_torch.hushed()
     def before_round(self, entry: RawBackward, rounds: int) -> None:
@@ -92,7 +87,7 @@ class KeptReferences(Detector):
     def after_backward(self, entry: RawBackward) -> None:
         """Report the kept gradients that this backward has added to; as ``listeners.AfterBackward``."""
         due = [one for one in self._kept if one.clock == entry.clock]
-        self._kept = [one for one in self._kept if one.clock > entry.clock]
+        self._kept[:] = [one for one in self._kept if one.clock > entry.clock]
         self._listeners.call_after_backward(self.after_backward, bool(self._kept))
         for one in due:
             gradient = one.gradient()

@@ -29,7 +29,7 @@ from gradsan.graph import naming
 from gradsan.graph.live import value_of
 from gradsan.graph.variables import kind_of
 from gradsan.model import Clue, Failure, Site
-from gradsan.record.detector import Detector, Guard, Run
+from gradsan.record.detector import Finder, Guard, Run
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import is_of_program, symbolise
 
@@ -50,25 +50,22 @@ class _State(NamedTuple):
         return next((one for one, version in held if one is not None and int(one._version) > version), None)
 
 
-class KeptStates(Detector):
+class KeptStates(Finder):
     """Notes the states that modules return; findings go to ``found``."""
 
     part = "states of modules"
 
     def __init__(self, run: Run) -> None:
         """Start with no state kept."""
-        self._core, self._found = run.core, run.report
+        super().__init__(run)
         self._on_older = run.get(OwnOperands).state_taken
-        self._states: list[_State] = []
-        self._described: set[Any] = set()
-        self._given_own: dict[Any, int] = {}
+        self._states = self._notes(list[_State]())
+        self._given_own = self._notes(dict[Any, int]())
         self._searches = 0
 
     def forget(self) -> None:
         """Begin anew, at the start of a stretch of watching."""
-        self._states.clear()
-        self._described.clear()
-        self._given_own.clear()
+        super().forget()
         self._searches = 0
 
     def install(self, patches: Patches, guard: Guard) -> None:
@@ -100,7 +97,7 @@ class KeptStates(Detector):
         tensors = [one for one in state.values() if type(one) in _torch.PLAIN_TENSORS and _torch.storage_or_none(one)]
         noted = tuple((weakref.ref(one), int(one._version)) for one in tensors[:_TENSORS])
         kept = [one for one in self._states if any(weak() is not None for weak, _ in one.tensors)]
-        self._states = [*kept[-_STATES:], _State(weakref.ref(module), stack, noted)]
+        self._states[:] = [*kept[-_STATES:], _State(weakref.ref(module), stack, noted)]
 
     def _taken(self, module: nn.Module, state: Any, stack: Any, frame: FrameType) -> None:
         if not is_of_program(stack) or not isinstance(state, Mapping):

@@ -50,26 +50,18 @@ class OwnOperands(RoundDetector):
         self._uncounted, self._steps, self._making = run.get(Uncounted), run.steps, run.get(Making)
         self._known = run.failures
         self._uncounted.on_given_again = self.given_again
-        self._own: dict[Any, tuple[str, dict[str, Any]]] = {}
-        self._before: dict[Any, RawWrite | None] = {}
-        self._twice: collections.defaultdict[Any, set[int]] = collections.defaultdict(set)
-        self._other: set[Any] = set()
-        self._described: set[Any] = set()
+        self._own = self._notes(dict[Any, tuple[str, dict[str, Any]]]())
+        self._before = self._notes(dict[Any, RawWrite | None]())
+        self._twice = self._notes(collections.defaultdict[Any, set[int]](set))
+        self._other = self._notes(set[Any]())
         self._mixes = Mixes()
-        self._behind: dict[int, weakref.ref[Any]] = {}
-        self._given: dict[int, int] = {}
+        self._behind = self._notes(dict[int, weakref.ref[Any]]())
+        self._given = self._notes(dict[int, int]())
         self._states = 0
 
     def forget(self) -> None:
         """Begin anew, at the start of a stretch of watching."""
         super().forget()
-        self._own.clear()
-        self._before.clear()
-        self._twice.clear()
-        self._other.clear()
-        self._described.clear()
-        self._behind.clear()
-        self._given.clear()
         self._states = 0
 
     def state_taken(self) -> None:

@@ -31,7 +31,7 @@ from gradsan.detect.meaning.callers_values import given_to
 from gradsan.graph import naming
 from gradsan.heuristics import is_named_in_place
 from gradsan.model import Clue, Failure, Frame, Site
-from gradsan.record.detector import Detector, Run
+from gradsan.record.detector import Finder, Run
 from gradsan.record.ledger import QUIET_KINDS, RawWrite
 from gradsan.record.stacks import is_of_program, is_user_file, symbolise
 from gradsan.record.steps import RawBackward
@@ -43,20 +43,20 @@ _STACKS, _LINES = 256, 2_000
 _SECOND = re.compile(r"[\w\]]\s*=\s*\w+(\.detach\(\))?\s*(#|$)|=\s*\w+\.\w+_\(|\.(append|appendleft|insert)\(")
 
 
-class SecondNames(Detector):
+class SecondNames(Finder):
     """Reads the source of writes at new stacks; findings go to ``found``."""
 
     def __init__(self, run: Run) -> None:
         """Start with no second name seen."""
-        self._core, self._listeners, self._found = run.core, run.listeners, run.report
+        super().__init__(run)
         self._values = run.get(ChangedValues)
-        self._seen: set[Any] = set()
+        self._seen = self._notes(set[Any]())
         self._read_to = 0
         self._waiting: list[tuple[Any, Failure]] = []
 
     def forget(self) -> None:
         """Begin anew, at the start of a stretch of watching."""
-        self._seen.clear()
+        super().forget()
         self._read_to = 0
         self._wait([])
 

@@ -65,12 +65,6 @@ class ConstantPenalties(RoundDetector):
         self._held: dict[int, tuple[Any, Any]] = {}
         self._joined: list[_Joined] = []
         self._begun = 0
-        self._described: set[Any] = set()
-
-    def forget(self) -> None:
-        """Begin anew, at the start of a stretch of watching."""
-        super().forget()
-        self._described.clear()
 
     def begins(self, entry: RawBackward) -> bool:
         """Note the trained parameters."""

@@ -24,7 +24,7 @@ import torch
 from gradsan import _torch
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
-from gradsan.record.detector import Detector, Run
+from gradsan.record.detector import Finder, Run
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
@@ -64,23 +64,22 @@ class _Followed:
     calls: int = 0
 
 
-class ConstantTerms(Detector):
+class ConstantTerms(Finder):
     """Follows some gradients; listens to results, and to the next backward, while something is followed."""
 
     def __init__(self, run: Run) -> None:
         """Start with no term followed."""
-        self._core, self._found, self._listeners = run.core, run.report, run.listeners
+        super().__init__(run)
         self._wanted = 0
         self._retained: tuple[int, list[Any]] = (0, [])
         self._followed: list[_Followed] = []
         self._open: list[_Followed] = []
-        self._described: set[Any] = set()
         self._patches = Patches()
 
     def forget(self) -> None:
         """Begin anew, at the start of a stretch of watching."""
         self.settle()
-        self._described.clear()
+        super().forget()
 
     def settle(self) -> None:
         """Stop following, as watching ends."""

@@ -90,13 +90,6 @@ class CutTerms(RoundDetector):
         self._patches = Patches()
         self._held: dict[int, _Held] = {}
         self._joined: list[_Joined] = []
-        self._described: set[Any] = set()
-
-    def forget(self) -> None:
-        """Begin anew, at the start of a stretch of watching."""
-        self._end()
-        self._described.clear()
-        super().forget()
 
     def begins(self, entry: RawBackward) -> bool:
         """Drop the values followed before."""

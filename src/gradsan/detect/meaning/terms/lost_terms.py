@@ -25,7 +25,7 @@ from gradsan import _torch, source
 from gradsan.detect.kept_gradients import program_reads_gradients
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure, Site
-from gradsan.record.detector import Detector, Run
+from gradsan.record.detector import Finder, Run
 from gradsan.record.ledger import RawWrite, call_that_made
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
@@ -54,22 +54,20 @@ class _Term:
     calls: int = 0
 
 
-class LostTerms(Detector):
+class LostTerms(Finder):
     """Checks some losses; ``listen(True)`` requests a call before and after each backward."""
 
     def __init__(self, run: Run) -> None:
         """Start with no term seen."""
-        self._core, self._steps, self._optimizers = run.core, run.steps, run.stepped_optimizers
-        self._backwards, self._found, self._listeners = run.backwards, run.report, run.listeners
+        super().__init__(run)
+        self._steps, self._optimizers, self._backwards = run.steps, run.stepped_optimizers, run.backwards
         self._waiting: list[_Term] = []
-        self._met: collections.Counter[Any] = collections.Counter()
-        self._described: set[Any] = set()
+        self._met = self._notes(collections.Counter[Any]())
 
     def forget(self) -> None:
         """Begin anew, at the start of a stretch of watching."""
+        super().forget()
         self._waiting.clear()
-        self._met.clear()
-        self._described.clear()
         self._listen(False)
 
     @_torch.hushed()

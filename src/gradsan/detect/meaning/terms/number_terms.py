@@ -102,17 +102,8 @@ class NumberTerms(RoundDetector):
         self._counts: collections.Counter[Frame] = collections.Counter()
         self._uses: dict[Any, _Use] = {}
         self._others: list[float] = []
-        self._series: dict[tuple[_Key, Any, str], _Series] = {}
-        self._data: set[_Key] = set()
-        self._described: set[Any] = set()
-
-    def forget(self) -> None:
-        """Begin anew, at the start of a stretch of watching."""
-        self._end()
-        self._series.clear()
-        self._data.clear()
-        self._described.clear()
-        super().forget()
+        self._series = self._notes(dict[tuple[_Key, Any, str], _Series]())
+        self._data = self._notes(set[_Key]())
 
     def begins(self, entry: RawBackward) -> bool:
         """Drop the numbers of the round before."""
