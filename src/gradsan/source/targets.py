@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gradsan.model import Frame
@@ -60,18 +60,21 @@ def target_at(frame: Frame, op: str, inner: Sequence[Frame] = ()) -> tuple[Expre
 
 def target_and_operand(frame: Frame, op: str) -> tuple[str, str] | None:
     """``average`` and ``weight`` of ``average.lerp_(weight, 0.1)``; None for one name on both sides, or none."""
+    operand, own, read = _update_at(frame, op)
+    if not isinstance(operand, ast.Name | ast.Attribute | ast.Subscript | ast.Call):
+        return None
+    other = _ALIAS.sub("", read(operand))
+    return (own, other) if own != other else None
+
+
+def _update_at(frame: Frame, op: str) -> tuple[ast.expr | None, str, Callable[[ast.AST], str]]:
+    """The operand of the write at ``frame``, the written name, and what gives the text of expressions there."""
     found = target_at(frame, op)
     if found is None:
-        return None
+        return None, "", ast.unparse
     node, read = found[0].node, found[0].source.text
-    if isinstance(node, ast.Call):
-        operand = node.args[0] if node.args else None
-    else:
-        operand = node.value if isinstance(node, ast.AugAssign) else None
-    if operand is None or not isinstance(operand, ast.Name | ast.Attribute | ast.Subscript | ast.Call):
-        return None
-    pair = tuple(_ALIAS.sub("", read(one)) for one in (found[1].node, operand))
-    return (pair[0], pair[1]) if pair[0] != pair[1] else None
+    operand = node.args[0] if isinstance(node, ast.Call) and node.args else getattr(node, "value", None)
+    return operand, _ALIAS.sub("", read(found[1].node)), read
 
 
 def mixed_operand(frame: Frame, op: str) -> tuple[str, str] | None:
@@ -79,14 +82,9 @@ def mixed_operand(frame: Frame, op: str) -> tuple[str, str] | None:
 
     None where the tensor cannot be told from the factors: ``d`` is one for ``1 - d``, ``w.data`` is none.
     """
-    found = target_at(frame, op)
-    if found is None:
-        return None
-    node, read = found[0].node, found[0].source.text
-    operand = node.args[0] if isinstance(node, ast.Call) and node.args else getattr(node, "value", None)
+    operand, own, read = _update_at(frame, op)
     if not isinstance(operand, ast.BinOp | ast.Call):
         return None
-    own = _ALIAS.sub("", read(found[1].node))
     chains = {read(one) for one in _parts_of(operand)}
     sums = [one for one in ast.walk(operand) if isinstance(one, ast.BinOp)]
     rests = [one.right for one in sums if isinstance(one.op, ast.Sub | ast.Div)]
@@ -99,12 +97,7 @@ def mixed_operand(frame: Frame, op: str) -> tuple[str, str] | None:
 
 def own_difference(frame: Frame, op: str) -> tuple[str, str] | None:
     """``mean`` and ``w`` of ``mean += (w - mean) / n`` and ``mean.sub_(0.1 * (mean - w.data))``; else None."""
-    found = target_at(frame, op)
-    if found is None:
-        return None
-    node, read = found[0].node, found[0].source.text
-    operand = node.args[0] if isinstance(node, ast.Call) and node.args else getattr(node, "value", None)
-    own = _ALIAS.sub("", read(found[1].node))
+    operand, own, read = _update_at(frame, op)
     for one in ast.walk(operand) if operand is not None else ():
         sides: list[ast.expr] = []
         if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Sub):

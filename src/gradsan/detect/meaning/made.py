@@ -31,14 +31,6 @@ class Made(NamedTuple):
     stack: Any
 
 
-class Registered(NamedTuple):
-    """A parameter that a module has got while a forward ran, by its name there, and the stack."""
-
-    weak: Any
-    name: str
-    stack: Any
-
-
 class Making(Detector):
     """Notes optimizers and schedulers; ``on_group`` is called with an optimizer that gets parameters."""
 
@@ -50,7 +42,7 @@ class Making(Detector):
         self._optimizers: dict[int, Made] = {}
         self._schedulers: dict[int, Made] = {}
         self._late: dict[int, tuple[Any, int]] = {}
-        self._in_calls: dict[Any, list[Registered]] = {}
+        self._in_calls: dict[Any, list[tuple[Any, str, Any]]] = {}
         self.run_out: Made | None = None
         """The last optimizer that was given a group by an exhausted generator."""
         self.on_group: Callable[[Any], None] = lambda optimizer: None
@@ -63,11 +55,11 @@ class Making(Detector):
         """Return the live schedulers."""
         return [(one, made) for made in list(self._schedulers.values()) if (one := made.weak()) is not None]
 
-    def remade(self, parameter: Any) -> Registered | None:
-        """Return how a forward has made the parameter, if it made others before at that place, which are gone."""
-        for *before, last in self._in_calls.values():
-            if last.weak() is parameter and len(before) == _TIMES - 1 and all(one.weak() is None for one in before):
-                return last
+    def remade(self, parameter: Any) -> tuple[str, Any] | None:
+        """Return name and stack of a parameter that a forward has made, if the ones that it made before are gone."""
+        for *before, (weak, name, stack) in self._in_calls.values():
+            if weak() is parameter and len(before) == _TIMES - 1 and all(one[0]() is None for one in before):
+                return name, stack
         return None
 
     def is_late(self, parameter: Any, clock: int) -> bool:
@@ -134,7 +126,7 @@ class Making(Detector):
         if any(_torch.is_module_call(code.co_filename) and code.co_name == "_call_impl" for code in stack.codes):
             place = (*stack.codes, name)
             if place in self._in_calls or len(self._in_calls) < _PLACES_KEPT:
-                made = Registered(_torch.weak_tensor(parameter), f"{type(module).__name__}.{name}", stack)
+                made = _torch.weak_tensor(parameter), f"{type(module).__name__}.{name}", stack
                 self._in_calls[place] = [*self._in_calls.get(place, [])[1 - _TIMES :], made]
         if len(self._late) >= _LATE_KEPT:
             self._late = {key: one for key, one in self._late.items() if one[0]() is not None}

@@ -6,10 +6,15 @@ The time before the very first backward is a round, too, for detectors that want
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, ClassVar
+
+import torch
 
 from gradsan import _torch
 from gradsan.record.detector import Finder, Run
+from gradsan.record.patches import Patches, standing
 from gradsan.record.steps import RawBackward
 
 _CALLS_FOLLOWED, _BACKWARDS_FOLLOWED = 20_000, 16
@@ -29,7 +34,7 @@ class RoundDetector(Finder):
         super().__init__(run)
         self._entry: RawBackward | None = None
         self._calls = self._backwards = 0
-        self._has_backward = False
+        self._has_backward, self._patches = False, Patches()
 
     def begins(self, entry: RawBackward) -> bool:
         """Whether to follow the round that begins with this backward; notes of earlier rounds are dropped.
@@ -55,6 +60,12 @@ class RoundDetector(Finder):
         self._has_backward = False
         if self.from_start:
             self.begin_here()
+
+    def _watch(self, names: Iterable[str], called: Callable[..., object]) -> None:
+        """Have methods of tensors call ``called`` with their name, until the round ends, when they return."""
+        for name in names:
+            listener = self._core.listener(standing(torch.Tensor, name), None, partial(called, name))
+            self._patches.set(torch.Tensor, name, listener)
 
     def begin_here(self) -> None:
         """Open a round that the next backward of this thread ends, whichever line calls; does nothing if open."""
@@ -118,6 +129,7 @@ class RoundDetector(Finder):
             self._end()
 
     def _end(self) -> None:
+        self._patches.undo()
         if self._entry is not None:
             self._entry = None
             self._listen(False)

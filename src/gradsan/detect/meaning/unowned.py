@@ -145,7 +145,8 @@ class Unowned(Finder):
                 paths[id(one.tensor)] = one.path
         for one in told:
             facts = _torch.facts_of(one)
-            core, remade = self._core, self._making.remade(one) if kinds[id(one)] == "remade" else None
+            core = self._core
+            name, made = (kinds[id(one)] == "remade" and self._making.remade(one)) or (evidence.name_of(one), None)
             self._candidates[id(one)] = _Candidate(
                 _torch.weak_tensor(one),
                 _torch.storage_or_none(one),
@@ -154,10 +155,10 @@ class Unowned(Finder):
                 core.backwards,
                 core.steps,
                 str(kinds[id(one)]),
-                paths.get(id(one)) or (evidence.name_of(one) if remade is None else remade.name),
+                paths.get(id(one)) or name,
                 entry.stack,
                 facts,
-                None if remade is None else remade.stack,
+                made,
             )
 
     @_torch.hushed()

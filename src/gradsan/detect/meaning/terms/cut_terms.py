@@ -19,7 +19,6 @@ from __future__ import annotations
 import collections
 import sys
 from dataclasses import dataclass
-from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -31,7 +30,6 @@ from gradsan.detect.meaning.terms.constant_terms import LISTED, SUMS, sums_below
 from gradsan.graph import naming
 from gradsan.model import Clue, Failure
 from gradsan.record.detector import Run
-from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -87,7 +85,6 @@ class CutTerms(RoundDetector):
     def __init__(self, run: Run) -> None:
         """Start with no cut seen."""
         super().__init__(run)
-        self._patches = Patches()
         self._held: dict[int, _Held] = {}
         self._joined: list[_Joined] = []
 
@@ -95,15 +92,8 @@ class CutTerms(RoundDetector):
         """Drop the values followed before."""
         self._held.clear()
         self._joined.clear()
-        for name in (*_CONVERSIONS, "detach"):
-            original = standing(torch.Tensor, name)
-            converted = partial(self._converted, name)
-            self._patches.set(torch.Tensor, name, self._core.listener(original, None, converted))
+        self._watch((*_CONVERSIONS, "detach"), self._converted)
         return True
-
-    def _end(self) -> None:
-        self._patches.undo()
-        super()._end()
 
     def _converted(self, name: str, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         guard = self._listeners.guard

@@ -23,10 +23,7 @@ import math
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple, TypeAlias
-
-import torch
 
 from gradsan import _torch
 from gradsan.detect.meaning.rounds import RoundDetector
@@ -34,7 +31,6 @@ from gradsan.detect.meaning.terms.constant_terms import SUMS, linear_below
 from gradsan.detect.meaning.terms.cut_terms import ROW, numbers_below
 from gradsan.model import Clue, Failure, Frame
 from gradsan.record.detector import Run
-from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import is_of_program, symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -97,7 +93,6 @@ class NumberTerms(RoundDetector):
     def __init__(self, run: Run) -> None:
         """Start with no number taken out."""
         super().__init__(run)
-        self._patches = Patches()
         self._taken: dict[_Key, _Taken] = {}
         self._counts: collections.Counter[Frame] = collections.Counter()
         self._uses: dict[Any, _Use] = {}
@@ -111,15 +106,8 @@ class NumberTerms(RoundDetector):
         self._counts.clear()
         self._uses.clear()
         self._others.clear()
-        for name in _NUMBERS_GIVEN:
-            original = standing(torch.Tensor, name)
-            became = partial(self._became_number, name)
-            self._patches.set(torch.Tensor, name, self._core.listener(original, None, became))
+        self._watch(_NUMBERS_GIVEN, self._became_number)
         return True
-
-    def _end(self) -> None:
-        self._patches.undo()
-        super()._end()
 
     def _became_number(self, name: str, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         opened = self._entry
