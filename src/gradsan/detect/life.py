@@ -34,7 +34,7 @@ from gradsan.detect.meaning.made import Making
 from gradsan.graph import naming, walk
 from gradsan.graph.live import live_clues
 from gradsan.graph.variables import Found
-from gradsan.model import Clue, Failure, Site
+from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Detector, Run
 from gradsan.record.ledger import site_that_made
 from gradsan.record.stacks import symbolise
@@ -171,21 +171,9 @@ class Life(Detector):
             counts = {"missing": len(missing), "total": len(held), "later": 1}
             self._report_lost(optimizer, replaced, counts, site, [Clue("holder", site, name=type(optimizer).__name__)])
 
-    def _replaced(
-        self, optimizer: Optimizer, held: list[Any], missing: list[Any], frame: Any
-    ) -> list[tuple[Any, Found]]:
-        """Return the parameters that have been replaced, with what the program has instead.
-
-        A leaf whose name is first bound after the optimizer was made replaces none: it is another one.
-        """
-        from gradsan.detect.meaning.evidence import is_bound_after
-
+    def _replaced(self, optimizer: Optimizer, held: list[Any], missing: list[Any], frame: Any) -> list[Any]:
         made = next((symbolise(one.stack).user_frame for it, one in self._making.optimizers() if it is optimizer), None)
-        return [
-            (parameter, one)
-            for parameter, one in _replacements(held, missing, frame)
-            if made is None or one.origin == "module" or not one.tensor.is_leaf or not is_bound_after(made, one.path)
-        ]
+        return list(_replacements(held, missing, frame, made))
 
     def _report_lost(
         self,
@@ -322,13 +310,16 @@ def bytes_kept(order: list[Any]) -> int:
     return sum(storages.values()) + _NODE_BYTES * len(order)
 
 
-def _replacements(held: list[Any], missing: list[Any], frame: Any) -> Iterator[tuple[Any, Found]]:
+def _replacements(held: list[Any], missing: list[Any], frame: Any, made: Frame | None) -> Iterator[tuple[Any, Found]]:
     """Yield (tensor without a gradient that no module holds any more, tensor that the program has instead).
 
     The latter has the same shape, requires grad and is unknown to the optimizer: a parameter of a module, or
     the result of an operation on the old one. A parameter of another shape counts, too, if it has a gradient,
-    lies in the same model and no optimizer has it.
+    lies in the same model and no optimizer has it. A leaf whose name is first bound after the optimizer was ``made``
+    replaces none: it is another one.
     """
+    from gradsan.detect.meaning.evidence import is_bound_after
+
     known = {id(one) for one in held}
     wanted = {tuple(one.shape) for one in missing}
     others: list[Found] = []
@@ -354,7 +345,8 @@ def _replacements(held: list[Any], missing: list[Any], frame: Any) -> Iterator[t
     for parameter in gone:
         for one in others:
             fits = one.tensor.shape == parameter.shape and id(one.tensor) not in used
-            if fits and (one.origin == "module" or one.tensor.is_leaf or _comes_from(one.tensor, parameter)):
+            is_given = one.tensor.is_leaf and not (made and is_bound_after(made, one.path))
+            if fits and (one.origin == "module" or is_given or _comes_from(one.tensor, parameter)):
                 used.add(id(one.tensor))
                 yield parameter, one
                 break
