@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from gradsan import _torch, source
-from gradsan.detect.meaning.made import Making
+from gradsan.detect.meaning.made import Made, Making
 from gradsan.graph import naming
 from gradsan.model import Frame
 from gradsan.record.ledger import call_that_made
@@ -59,7 +59,7 @@ class Evidence:
             return hidden
         if has_owned and top is not None:
             rest = [one for one in others if id(one) not in self._owned]
-            made = self._made_last(others)
+            made = max((one.clock for one in self._owners(others)), default=None)
             if made is not None and all(self._making.is_late(one, made) for one in rest):
                 return "late"
             if made is not None and self._was_frozen(leaf, made):
@@ -87,15 +87,12 @@ class Evidence:
         named = ((top, name) for top in self._tops for name, held in top.named_parameters() if held is leaf)
         return next((f"{type(top).__name__}.{name}" for top, name in named), None)
 
-    def _made_last(self, parameters: list[Any]) -> int | None:
-        """Return the clock at which the last optimizer with some of ``parameters`` was made."""
+    def _owners(self, parameters: list[Any]) -> Iterator[Made]:
+        """Yield the optimizers with some of ``parameters``."""
         wanted = {id(one) for one in parameters}
-        owners = (
-            made.clock
-            for optimizer, made in self._making.optimizers()
-            if any(id(one) in wanted for one in _torch.parameters_of(optimizer))
-        )
-        return max(owners, default=None)
+        for optimizer, made in self._making.optimizers():
+            if any(id(one) in wanted for one in _torch.parameters_of(optimizer)):
+                yield made
 
     def _is_left_whole(self, top: nn.Module, leaf: Any) -> bool:
         owner = next(
@@ -130,14 +127,8 @@ class Evidence:
 
     def _are_chosen(self, parameters: list[Any]) -> bool:
         """Whether the program selects by name or number the parameters for the optimizers of ``parameters``."""
-        wanted = {id(one) for one in parameters}
-        return any(
-            source.chooses_parameters(frame)
-            for optimizer, made in self._making.optimizers()
-            if any(id(one) in wanted for one in _torch.parameters_of(optimizer))
-            for frame in symbolise(made.stack).frames
-            if frame.is_user
-        )
+        frames = (frame for made in self._owners(parameters) for frame in symbolise(made.stack).user_frames)
+        return any(map(source.chooses_parameters, frames))
 
     def _are_computed(self, nodes: list[Any]) -> bool:
         """Whether trained parts or data have computed all of this: none is a parameter, or a view of one."""

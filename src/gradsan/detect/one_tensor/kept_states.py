@@ -125,20 +125,19 @@ class KeptStates(Finder):
         self._described.add(stack)
         site = symbolise(stack)
         frame = site.user_frame
-        pair = (None, None) if frame is None else (source.method_receiver(frame), source.state_given(frame))
-        if frame is None or pair[0] is None or pair[1] is None or pair[0] == pair[1]:
+        taker, named = (None, None) if frame is None else (source.method_receiver(frame), source.state_given(frame))
+        if frame is None or taker is None or named is None or taker == named:
             return
         # ``average = deepcopy(net) if args.average else net`` is the same on purpose.
-        if any(source.is_bound_by_choice(frame, one) for one in pair if one is not None):
+        if source.is_bound_by_choice(frame, taker) or source.is_bound_by_choice(frame, named):
             return
-        giver = value_of(running, pair[1])
+        giver = value_of(running, named)
         if isinstance(giver, nn.Module) and giver is not module and any(one is module for one in giver.modules()):
             return  # a wrapper whose ``state_dict`` is that of what it wraps
         # ``net`` and ``ddp.module``: one of them is a wrapper's part, and the same on purpose.
-        if pair[0].rpartition(".")[0] == pair[1].rpartition(".")[0]:
-            facts = _torch.facts_of(tensor)
-            clues = (Clue("written", site, name=pair[0], op="load_state_dict", values=facts),)
-            self._found(Failure("own_operand", "", "", site, (*clues, Clue("read", site, name=pair[1])), raised=False))
+        if taker.rpartition(".")[0] == named.rpartition(".")[0]:
+            written = Clue("written", site, name=taker, op="load_state_dict", values=_torch.facts_of(tensor))
+            self._found(Failure("own_operand", "", "", site, (written, Clue("read", site, name=named)), raised=False))
 
     def _compare(self, module: nn.Module, stack: Any, frame: FrameType) -> None:
         """Search for states of the module, of different times, in one list or dict of the program's."""

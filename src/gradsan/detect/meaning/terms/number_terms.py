@@ -202,7 +202,8 @@ class NumberTerms(RoundDetector):
             series.taken.append(value)
             least, most = min(series.taken), max(series.taken)
             is_same = len(series.taken) >= _ROUNDS_COMPARED and most - least > _APART * max(abs(least), abs(most))
-            found = found or ((is_same or _at_one_line(line[0], stack)) and _is_term(use.op, weight))
+            is_term = use.op in _ADDS or abs(weight) < _BASELINE
+            found = found or ((is_same or _at_one_line(line[0], stack)) and is_term)
         return found
 
     def _tell(self, entry: RawBackward, taken: _Taken, stack: Any, use: _Use) -> None:
@@ -224,10 +225,6 @@ def _number(given: Any) -> float | None:
     if type(given) in _torch.PLAIN_TENSORS and given.is_cpu and not given.requires_grad and given.numel() == 1:
         return float(given) if given.is_floating_point() else None
     return given if isinstance(given, float) else None
-
-
-def _is_term(op: str, weight: float) -> bool:
-    return op in _ADDS or abs(weight) < _BASELINE
 
 
 def _is_near(one: float, other: float, share: float) -> bool:
