@@ -342,6 +342,54 @@ def a_function_in_threads_that_have_ended() -> None:
         thread.join()
 
 
+class _Normalised(nn.Module):
+    """A layer that begins its power iteration when it is first called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+        self.register_buffer("u", torch.zeros(0))
+
+    def begin(self) -> None:
+        with torch.no_grad():
+            self.u.resize_(4).normal_()
+            self.u.copy_(self.u / self.u.norm())
+
+    def weight(self) -> torch.Tensor:
+        if self.u.numel() == 0:
+            self.begin()
+        return self.lin.weight / torch.dot(self.u, torch.mv(self.lin.weight, self.u)).abs()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight()
+
+
+class _Flow(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = _Normalised()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.net(x)
+
+
+def _computed_first(flow: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    y = flow(x)
+    return y
+
+
+def _computed_again(flow: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return flow(x)
+
+
+def states_that_an_object_begins_itself() -> None:
+    for _ in range(3):
+        flow, x = _Flow(), torch.randn(3, 4)
+        y = _computed_first(flow, x)
+        assert torch.equal(y, _computed_again(flow, x))
+        _computed_again(flow, x).pow(2).sum().backward()
+
+
 def arguments_that_are_meant_to_change() -> None:
     net, memory = nn.Linear(4, 4), torch.zeros(5, 4)
     for _ in range(3):
@@ -408,6 +456,7 @@ PROGRAMS = (
     arguments_copied_before_they_are_changed,
     averages_that_a_setting_leaves_out,
     arguments_that_are_meant_to_change,
+    states_that_an_object_begins_itself,
     functions_that_save_what_they_need,
     a_function_in_threads_that_have_ended,
     second_names_that_are_meant,

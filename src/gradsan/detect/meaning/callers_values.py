@@ -33,7 +33,8 @@ def given_to(raw: RawWrite, written: Site) -> Iterator[Given]:
     """Yield the arguments that a write went to, from the innermost function outwards.
 
     ``forward`` may have passed its argument on: to a function of its own, or to an inner module. A call as a statement
-    is made for its write, and so is a call of a function named like an in-place one.
+    is made for its write, and so is a call of a function named like an in-place one. What a method writes in ``self``
+    is the object's own state, whoever holds the object.
     """
     frames = written.frames
     position = max((at for at, frame in enumerate(frames) if frame.is_user), default=0)
@@ -41,6 +42,8 @@ def given_to(raw: RawWrite, written: Site) -> Iterator[Given]:
     while named is not None and position:
         own, here = frames[position], named
         named = source.alias_of(own, named) or named
+        if _root(named) in ("self", "cls"):
+            return
         outer = max((at for at, frame in enumerate(frames[:position]) if frame.is_user), default=None)
         if outer is None:
             return
@@ -87,8 +90,7 @@ def _is_of_caller(raw: RawWrite, written: Site, read: Site) -> bool:
 
 
 def _is_argument(named: str, own: Frame, raw: RawWrite) -> bool:
-    """Whether an expression begins with a parameter of the function at ``own``, other than ``self``."""
-    root = re.split(r"[.\[]", named, maxsplit=1)[0]
+    """Whether an expression begins with a parameter of the function at ``own``."""
     name = own.function.rpartition(".")[2]
     codes = [
         code
@@ -96,7 +98,11 @@ def _is_argument(named: str, own: Frame, raw: RawWrite) -> bool:
         if code.co_filename == own.file and code.co_name == name and code.co_firstlineno <= own.line
     ]
     code = max(codes, key=lambda code: int(code.co_firstlineno), default=None)
-    return code is not None and root in code.co_varnames[: code.co_argcount] and root not in ("self", "cls")
+    return code is not None and _root(named) in code.co_varnames[: code.co_argcount]
+
+
+def _root(named: str) -> str:
+    return re.split(r"[.\[]", named, maxsplit=1)[0]
 
 
 def _is_read_by_caller(frames: tuple[Frame, ...], position: int, outer: int, read: Site) -> bool:
