@@ -375,7 +375,7 @@ class _Flow(nn.Module):
 
 def _computed_first(flow: nn.Module, x: torch.Tensor) -> torch.Tensor:
     y = flow(x)
-    return y
+    return y.detach()
 
 
 def _computed_again(flow: nn.Module, x: torch.Tensor) -> torch.Tensor:
