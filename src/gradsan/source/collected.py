@@ -31,14 +31,14 @@ def forget_collected(frames: Sequence[Frame], name: str) -> tuple[Change, str] |
     That is a call of the method with which the list's own class clears it, else a ``del`` of its elements and of those
     of the lists that are filled beside it and read where the round's function reads this one. None where nothing in the
     file adds to the list, where a round begins with a new one, for a deque of bounded length, which keeps values, and
-    where the last element alone is read: a state.
+    where a round reads what others have left: a state, an average of the last losses.
     """
     statement = statement_at(frames[0])
     if statement is None:
         return None
     source, (owner, _, last) = statement.source, name.rpartition(".")
     adding = list(_additions(source, last))
-    if not adding or _is_bounded(source, name) or _is_renewed(source, name, owner) or _is_state(source, last):
+    if not adding or _is_bounded(source, name) or _is_renewed(source, name, owner) or _is_state(source, last, adding):
         return None
     scope = statement.function or source.module
     read = {chain_key(node) for node in ast.walk(scope) if isinstance(node, ast.Name | ast.Attribute)}
@@ -225,10 +225,24 @@ def _beside(source: SourceFile, call: ast.Call) -> Iterator[str]:
             yield other
 
 
-def _is_state(source: SourceFile, last: str) -> bool:
-    """Whether the file reads an element of the list at a fixed place: ``self.states[-1]``."""
+def _is_state(source: SourceFile, last: str, adding: Sequence[ast.Call]) -> bool:
+    """Whether an element at a fixed place is read (``self.states[-1]``), or others before a function adds its own."""
     reads = (one for one in source.nodes if isinstance(one, ast.Subscript) and isinstance(one.ctx, ast.Load))
-    return any(leaf_name(one.value) == last and constant_key(one.slice) is not None for one in reads)
+    if any(leaf_name(one.value) == last and constant_key(one.slice) is not None for one in reads):
+        return True
+    scopes = [
+        (local_nodes(function), call.lineno) for call in adding if (function := source.function(call)) is not None
+    ]
+    earlier = (one for nodes, line in scopes for one in nodes if getattr(one, "lineno", line) < line)
+    read = [
+        source.parents[one][0]
+        for one in earlier
+        if isinstance(one, ast.Name | ast.Attribute) and leaf_name(one) == last
+    ]
+    return any(
+        isinstance(one, ast.For | ast.comprehension) or (isinstance(one, ast.Call) and leaf_name(one.func) != "len")
+        for one in read
+    )
 
 
 def _is_renewed(source: SourceFile, name: str, owner: str) -> bool:

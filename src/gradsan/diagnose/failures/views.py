@@ -290,9 +290,9 @@ def _fixes(failure: Failure, purpose: str, values: Mapping[str, Any]) -> tuple[F
         new = (parts.fix("out_of_place", "preserved", values, lines=lines),)
     if purpose == "update":
         frame, target = failure.site.user_frame, failure.clue("target")
-        is_value = frame is not None and target is not None and not target.values.get("is_parameter")
         # Noise beside an update by gradients may also be added to a new tensor, as long as nothing trains the old one.
-        also = new if is_value and frame is not None and not source.reads_gradient(frame) else ()
+        is_noise = frame is not None and target is not None and not source.reads_gradient(frame)
+        also = new if is_noise and target is not None and not target.values.get("is_parameter") else ()
         return (outside, *also, parts.fix("optimizer_step", "preserved", values))
     if purpose == "initialisation":
         target = failure.clue("target")

@@ -123,7 +123,8 @@ def with_lines(diagnosis: Diagnosis) -> Diagnosis:
     if fixes and fixes[0].meaning == "preserved":
         fixes.sort(key=lambda fix: not fix.lines or fix.meaning != "preserved")
     # With several steps in between, moving or repeating one of them does not fix the others.
-    fixes.sort(key=lambda fix: fix.summary.key not in (chains.ALL_AT_ONCE, loops.ONCE))
+    several = {chains.ALL_AT_ONCE, loops.ONCE} | ({loops.APART} if fixes and not fixes[0].lines else set())
+    fixes.sort(key=lambda fix: fix.summary.key not in several)
     return replace(diagnosis, fixes=copies.collect_each_value(diagnosis, tuple(fixes)))
 
 

@@ -12,6 +12,7 @@ from gradsan.source.change import Change, Edit, changed_lines, text_with
 from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import statement_at
 from gradsan.source.rewrite.moving import is_whole_lines, until_apart
+from gradsan.source.rewrite.moving import names_read as names_read
 from gradsan.source.tree import SourceFile, Span, read_source
 
 _SWITCHING_OFF = frozenset({"no_grad", "inference_mode"})
@@ -135,16 +136,6 @@ def text_of(source: SourceFile, node: ast.stmt) -> str:
     return "\n".join(source.lines[span.line - 1 : span.end_line])
 
 
-def names_read(nodes: Iterable[ast.AST]) -> set[str]:
-    """The names that are read anywhere in ``nodes``."""
-    return {
-        one.id
-        for node in nodes
-        for one in ast.walk(node)
-        if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)
-    }
-
-
 def names_bound(node: ast.AST) -> set[str]:
     """The names that ``node`` binds."""
     return {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
@@ -190,6 +181,13 @@ def removed(source: SourceFile, node: ast.stmt) -> dict[int, str]:
     """The changes that remove the statement's lines."""
     span = source.span(node)
     return dict.fromkeys(range(span.line, span.end_line + 1), "")
+
+
+def next_optimizer(place: Placed, passed: Iterable[ast.stmt] = ()) -> str | None:
+    """The optimizer of the first ``step()`` after ``place`` in its block, but for the statements ``passed``."""
+    later = (node for node in place.block[place.index + 1 :] if node not in passed)
+    call = next((one for node in later if (one := method_call(node, "step")) is not None), None)
+    return place.source.text(call.func.value) if call is not None and isinstance(call.func, ast.Attribute) else None
 
 
 def with_inputs(source: SourceFile, node: ast.stmt, optimizer: str) -> str | None:

@@ -73,9 +73,7 @@ def backward_for_own(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     place = None if used is None else next(blocks.placements(used), None)
     if place is None or diagnosis.cause not in (blocks.SHARED, *blocks.STEPPED):
         return ()
-    source, later = place.source, place.block[place.index + 1 :]
-    call = next((one for node in later if (one := blocks.method_call(node, "step")) is not None), None)
-    optimizer = source.text(call.func.value) if call is not None and isinstance(call.func, ast.Attribute) else ""
+    source, optimizer = place.source, blocks.next_optimizer(place) or ""
     text = blocks.with_inputs(source, place.statement, optimizer) if _is_cleared(source, optimizer) else None
     if text is None:
         return ()

@@ -60,38 +60,31 @@ def detach_other_network(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 def detach_what_others_train(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     """``detach_other_network`` where the source shows that it is meant, so that no run is needed to advise it.
 
-    The optimizer that steps after the later backward was given the network that takes the value, and not the one that
-    computed it.
+    The optimizer that steps after the later backward was given a network that takes the value, and none that computed
+    it.
     """
-    found = detach_other_network(diagnosis)
-    used = blocks.first(diagnosis, "used")
+    found, used = detach_other_network(diagnosis), blocks.first(diagnosis, "used")
     place = None if used is None or not found else next(blocks.placements(used), None)
-    later = [] if place is None else place.block[place.index + 1 :]
-    call = next((one for node in later if (one := blocks.method_call(node, "step")) is not None), None)
-    if place is None or call is None or not isinstance(call.func, ast.Attribute):
+    optimizer = None if place is None else blocks.next_optimizer(place)
+    if place is None or optimizer is None:
         return ()
-    source, optimizer = place.source, place.source.text(call.func.value)
-    bound = [one for one in source.nodes if isinstance(one, ast.Assign) and isinstance(one.value, ast.Call)]
-    trained = {text for one in bound if source.text(one.targets[0]) == optimizer for text in _given_parameters(one)}
-    # Lines are those of whole statements: the calls that read the value, and the one that bound it.
+    nodes = place.source.nodes
+    bound = [one for one in nodes if isinstance(one, ast.Assign) and isinstance(one.value, ast.Call)]
+    trained = {
+        text for one in bound if place.source.text(one.targets[0]) == optimizer for text in _given_parameters(one)
+    }
     changed = {line for fix in found for _, line, _ in fix.lines}
     names = {name for fix in found for name in str(fix.summary.values["name"]).split(", ")}
-    takers = {
-        source.text(one.func)
-        for one in source.nodes
-        if isinstance(one, ast.Call) and one.lineno in changed and blocks.names_read(one.args) & names
-    }
-    makers = {
-        source.text(one.value.func)
-        for one in bound
-        if isinstance(one.value, ast.Call) and blocks.names_bound(one) & names
-    }
+    makers = [one.value for one in bound if blocks.names_bound(one) & names]
+    calls = [one for one in nodes if isinstance(one, ast.Call) and one.lineno in changed]
+    takers = [one for one in calls if blocks.names_read(one.args) & names]
 
-    def is_trained(callee: str) -> bool:
-        return any(callee == one or callee.startswith(f"{one}.") for one in trained)
+    def is_trained(call: ast.AST) -> bool:
+        callee = ast.unparse(call.func) if isinstance(call, ast.Call) else ""
+        return any(f"{callee}.".startswith(f"{one}.") for one in trained)
 
     is_meant = bool(makers) and not any(map(is_trained, makers)) and any(map(is_trained, takers))
-    return found if is_meant and trained else ()
+    return found if is_meant else ()
 
 
 def _given_parameters(made: ast.Assign) -> set[str]:

@@ -14,8 +14,8 @@ from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.rewrite.moving import is_whole_lines, names_bound, names_read
 from gradsan.source.tree import SourceFile, indentation_of
 
-ONCE = "fix.step_after_loop"
-"""The message key of the step for the sum of all losses."""
+ONCE, APART = "fix.step_after_loop", "fix.step_after_loop_apart"
+"""The message keys of one step for the sum of all losses, and of one for each."""
 
 
 def step_after_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:

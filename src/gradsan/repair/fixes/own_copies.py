@@ -164,8 +164,9 @@ def _copied(source: SourceFile, value: ast.expr, is_module: bool) -> tuple[Lines
     Empty where the source shows no alias.
     """
     needs_copy, kept = False, value
-    if isinstance(value, ast.ListComp | ast.GeneratorExp | ast.DictComp):
-        kept = value.value if isinstance(value, ast.DictComp) else value.elt
+    while isinstance(kept, ast.ListComp | ast.GeneratorExp | ast.DictComp):
+        kept = kept.value if isinstance(kept, ast.DictComp) else kept.elt
+    if kept is not value:
         edit = _cloned(source, kept)
     elif isinstance(value, ast.Call) and leaf_name(value.func) == "copy" and imported_as(source, "copy"):
         edit = Edit(source.span(value.func), f"{imported_as(source, 'copy')}.deepcopy")

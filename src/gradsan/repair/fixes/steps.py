@@ -45,7 +45,8 @@ def reorder_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     span = source.span(backward)
     last = source.lines[span.end_line - 1]
     found = [blocks.fix("reorder_step", blocks.lines_changed(source, {**away, span.end_line: f"{last}\n{moved}"}))]
-    apart = _with_inputs(place, set(steps))
+    optimizer = blocks.next_optimizer(place, steps)
+    apart = None if optimizer is None else blocks.with_inputs(source, backward, optimizer)
     if apart is not None:
         texts = {**away, span.line: f"{apart}\n{moved}"}
         texts.update(dict.fromkeys(range(span.line + 1, span.end_line + 1), ""))
@@ -125,15 +126,6 @@ _HANDING_ON = frozenset({"data", "state_dict", "load_state_dict", "parameters", 
 def _hands_parameters_on(node: ast.AST, used: Label) -> bool:
     """Whether a part of the statement after the backward reads parameters, for which a later step would be too late."""
     return isinstance(node, ast.Attribute) and node.lineno > used.frame.line and node.attr in _HANDING_ON
-
-
-def _with_inputs(place: blocks.Placed, moved: set[ast.stmt]) -> str | None:
-    """The backward's lines with ``inputs=`` naming the parameters of the optimizer that steps next."""
-    following = place.block[place.index + 1 :]
-    step = next((one for node in following if node not in moved and (one := blocks.method_call(node, "step"))), None)
-    if step is None or not isinstance(step.func, ast.Attribute):
-        return None
-    return blocks.with_inputs(place.source, place.statement, place.source.text(step.func.value))
 
 
 _CAUSES = frozenset({"statistics_updated", "input_changed_between_passes"})
