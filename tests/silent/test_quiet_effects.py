@@ -179,6 +179,17 @@ def attention_maps_by_hooks() -> None:
         opt.zero_grad()
 
 
+def clipped_where_a_part_waits_for_its_turn() -> None:
+    model = nn.ModuleDict({"body": nn.Linear(4, 6), "head": nn.Linear(6, 1)})
+    model["body"].requires_grad_(False)
+    optimizer = torch.optim.SGD(model["head"].parameters(), lr=0.1)
+    for _ in range(ROUNDS):
+        optimizer.zero_grad()
+        model["head"](model["body"](torch.randn(8, 4)).tanh()).pow(2).mean().backward()
+        nn.utils.clip_grad_norm_(model["body"].parameters(), 0.5)
+        optimizer.step()
+
+
 def clipped_in_every_way_that_counts() -> None:
     net = nn.Linear(4, 2)
     opt = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -470,6 +481,7 @@ PROGRAMS = (
     sharpness_aware_and_adversarial,
     attention_maps_by_hooks,
     clipped_in_every_way_that_counts,
+    clipped_where_a_part_waits_for_its_turn,
     schedules_of_two_phases_and_of_numbers,
 )
 

@@ -290,7 +290,12 @@ class SpentGradients(RoundDetector):
         clipped = frozenset[int]().union(*(one.storages for one in clips))
         owned = {id(one) for optimizer, _ in self._making.optimizers() for one in _torch.parameters_of(optimizer)}
         is_idle = clip.bounds and not clip.gradients and owned.isdisjoint(clip.leaves)
-        return is_idle and bool(steps) and all(clipped.isdisjoint(one.storages) for one in steps)
+        if not (is_idle and steps and all(clipped.isdisjoint(one.storages) for one in steps)):
+            return False
+        from gradsan.detect.meaning.evidence import frozen_beside
+
+        # A frozen part of the model that is trained may have its turn later.
+        return clip.leaves.isdisjoint(map(id, frozen_beside(owned)))
 
     def _report_clip(self, entry: RawBackward, clip: Clip, kind: str, step: StepRecord) -> None:
         clues = (
