@@ -175,7 +175,8 @@ class NumberTerms(RoundDetector):
         for stack, use in uses.items():
             del self._uses[stack]
             same = [line for line, taken in self._taken.items() if self._is_the_same(line, taken, stack, use)]
-            for line in same if not any(self._is_meant(line) for line in same) else ():
+            # A number is data if a value without a graph gave it, too, or if it is also used otherwise.
+            for line in same if not any(one in self._data or self._taken[one].is_clean for one in same) else ():
                 taken = self._taken[line]
                 is_behind = not ran.isdisjoint(taken.below) and taken.below[0] not in ran
                 if is_behind and atoms.isdisjoint(taken.atoms) and stack not in self._described:
@@ -214,10 +215,6 @@ class NumberTerms(RoundDetector):
             Clue("added", symbolise(stack)),
         )
         self._found(Failure(ROW, "", "", symbolise(entry.stack), clues, raised=False))
-
-    def _is_meant(self, line: _Key) -> bool:
-        """Whether a number is data: taken from a value without a graph, or also used otherwise."""
-        return line in self._data or self._taken[line].is_clean
 
 
 def _number(given: Any) -> float | None:
