@@ -378,9 +378,10 @@ def passed_for_own(inner: Frame, outer: Frame, name: str) -> Literal["conversion
 
 
 def _own_by(value: ast.expr | None) -> Literal["conversion", "element"] | None:
-    if isinstance(value, ast.Call):
-        return "conversion" if leaf_name(value.func) in _CONVERSIONS else None
-    return "element" if isinstance(value, ast.Subscript) else None
+    name = leaf_name(value.func) if isinstance(value, ast.Call) else None
+    if name in _CONVERSIONS:
+        return "conversion"
+    return "element" if isinstance(value, ast.Subscript) or name in ("narrow", "select") else None
 
 
 def last_binding(frame: Frame, name: str) -> Binding | None:

@@ -57,18 +57,19 @@ def parameter_not_reached(failure: Failure) -> Diagnosis:
     read = failure.clue("read")
     if read is not None:
         return _read_past_graph(failure, read, {**values, "read": read.name}, _tensor(parameter))
+    where = _where_left_out(failure.clues_of("parameter"))
+    is_off = any(one.message.key == "label.gradients_off" for one in where)
+    how = Message("help.use_it_how", values)
+    recorded = Fix("undo_no_grad", "changed", Message("help.cut_no_grad"), how_changed=how)
     return parts.diagnosis(
         failure,
         "GS421",
         "parameter_not_reached",
         values=values,
         severity="warning" if is_all else "note",
-        labels=(
-            *_where_left_out(failure.clues_of("parameter")),
-            *parts.used(failure, "label.not_reached_step", values),
-        ),
+        labels=(*where, *parts.used(failure, "label.not_reached_step", values)),
         tensor=_tensor(parameter),
-        fixes=(*_with_graph(failure), parts.fix("use_it", "changed", values)),
+        fixes=(*_with_graph(failure), *((recorded,) if is_off else ()), parts.fix("use_it", "changed", values)),
         notes=_others(failure.clues_of("parameter"), 0 if parameter is None else parameter.count("missing")),
     )
 
