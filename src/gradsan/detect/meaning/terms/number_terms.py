@@ -204,7 +204,9 @@ class NumberTerms(RoundDetector):
             least, most = min(series.taken), max(series.taken)
             is_same = len(series.taken) >= _ROUNDS_COMPARED and most - least > _APART * max(abs(least), abs(most))
             is_term = use.op in _ADDS or abs(weight) < _BASELINE
-            found = found or ((is_same or _at_one_line(line[0], stack)) and is_term)
+            here = symbolise(stack).user_frame
+            is_here = here is not None and (line[0].file, line[0].line) == (here.file, here.line)
+            found = found or ((is_same or is_here) and is_term)
         return found
 
     def _tell(self, entry: RawBackward, taken: _Taken, stack: Any, use: _Use) -> None:
@@ -245,8 +247,3 @@ def _atoms(roots: tuple[Any, ...]) -> Iterator[int]:
         number = _torch.node_sequence(node)
         if node not in inner and number is not None:
             yield number
-
-
-def _at_one_line(line: Frame, stack: Any) -> bool:
-    other = symbolise(stack).user_frame
-    return other is not None and (line.file, line.line) == (other.file, other.line)
