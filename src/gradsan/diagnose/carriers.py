@@ -122,8 +122,8 @@ def cut_term(
     adds = any(source.reads_what_it_binds(frame) for site in made for frame in site.user_frames)
     if carrier is None or carrier.bound_at is None or updated is None or adds:
         return fixes
-    if any(one.path.startswith(f"{carrier.name}.") for one in carrier.held):
-        return fixes  # an object, which computes more with the value than its name shows
+    if any(one.path.startswith((f"{carrier.name}.", f"{carrier.name}[")) for one in carrier.held):
+        return fixes  # an object or a container: more is done with the value than its name shows
     found = source.run_again_for_state(carrier.name, carrier.bound_at, updated.user_frames)
     if found is None:
         return fixes

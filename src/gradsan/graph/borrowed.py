@@ -16,6 +16,7 @@ from typing import Any
 from gradsan import _torch
 from gradsan.graph import naming, walk
 from gradsan.graph.naming import optimizers_alive
+from gradsan.graph.variables import search
 from gradsan.model import Bridge, Site
 from gradsan.record.backwards import PastBackward
 from gradsan.record.ledger import RawWrite
@@ -33,7 +34,7 @@ def by_later_loss(
 ) -> tuple[Bridge, ...]:
     """The tensors that the loss of ``backward`` takes from networks whose optimizers have stepped after ``since``.
 
-    Empty where an earlier loss used the same path (or may have, its graph being gone): the cut would affect it, too.
+    Empty where another loss used the same path (or may have, its graph being gone) or will: the cut would affect it.
     """
     raws = map(RawWrite._make, core.writes_after(since))
     by_hand = {raw.storage for raw in raws if raw.is_parameter and raw.clock < backward.clock}
@@ -42,7 +43,7 @@ def by_later_loss(
         return ()
     edges = _border(backward.roots, _Leaves(moved, by_hand), _OTHERS, _MOVED)
     past = [one for one in backwards.before_in_thread(backward.clock) if one.clock >= since] if edges else []
-    if any(_went_through(edge.younger, one) for one in past for edge in edges):
+    if any(_went_through(edge.younger, one) for one in past for edge in edges) or _others_go(edges, backward, frame):
         return ()
     return _as_bridges(core, backward.thread, frame, edges)
 
@@ -119,6 +120,13 @@ def _went_through(node: Any, past: PastBackward) -> bool:
     if roots is None:
         return (_torch.node_sequence(node) or 0) < past.begun_at
     return node in set(walk.engine_order(roots))
+
+
+def _others_go(edges: list[walk.Crossing], backward: BackwardRecord, frame: Any) -> bool:
+    """Whether a live value outside of this loss's graph, such as a loss to come, leads through one of the edges."""
+    own = set(walk.engine_order(backward.roots)) if edges else set()
+    found = search(frame, lambda t: t.requires_grad and not t.is_leaf and t.grad_fn not in own) if edges else ()
+    return bool(walk.lead_to([one.tensor.grad_fn for one in found], *(edge.younger for edge in edges)))
 
 
 def retained_for(backwards: Any, backward: BackwardRecord, since: int) -> Site | None:

@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from gradsan.source.identifiers import consumed_names as consumed_names
     from gradsan.source.joined import on_own_lines as on_own_lines
     from gradsan.source.kept import Addition as Addition
-    from gradsan.source.kept import Used as Used
     from gradsan.source.kept import added_to_optimizer as added_to_optimizer
     from gradsan.source.kept import additions as additions
     from gradsan.source.kept import are_later_rounds as are_later_rounds
@@ -72,7 +71,6 @@ if TYPE_CHECKING:
     from gradsan.source.locate import expressions_at as expressions_at
     from gradsan.source.locate import is_argument as is_argument
     from gradsan.source.locate import statement_at as statement_at
-    from gradsan.source.locate import statements_at as statements_at
     from gradsan.source.modules import DETACHED as DETACHED
     from gradsan.source.modules import Shape as Shape
     from gradsan.source.modules import inplace_layer_false as inplace_layer_false
@@ -86,7 +84,6 @@ if TYPE_CHECKING:
     from gradsan.source.rewrite.cutting import detach_held as detach_held
     from gradsan.source.rewrite.finite import FiniteForm as FiniteForm
     from gradsan.source.rewrite.finite import finite_forms as finite_forms
-    from gradsan.source.rewrite.functions import SavedEarly as SavedEarly
     from gradsan.source.rewrite.functions import bind_early as bind_early
     from gradsan.source.rewrite.functions import copy_saved_early as copy_saved_early
     from gradsan.source.rewrite.functions import earlier_reads as earlier_reads
@@ -160,7 +157,6 @@ if TYPE_CHECKING:
     from gradsan.source.tree import source_line as source_line
     from gradsan.source.tree import source_lines as source_lines
     from gradsan.source.writing import Made as Made
-    from gradsan.source.writing import Written as Written
     from gradsan.source.writing import attribute_owner as attribute_owner
     from gradsan.source.writing import computes_with_result as computes_with_result
     from gradsan.source.writing import definition_of as definition_of
@@ -186,17 +182,16 @@ _NAMES = {
     "gradients": "clears_each_part graph_for_gradient kept_gradient makes_discrete reads_gradients",
     "identifiers": "assigned_names consumed_names",
     "kept": (
-        "Addition Used added_to_optimizer additions are_later_rounds are_updated_alike assignments chooses_parameters "
-        "is_bound_by_choice is_computed_in_rounds "
-        "is_filled_once is_target_in_rounds uses_in"
+        "Addition added_to_optimizer additions are_later_rounds are_updated_alike assignments chooses_parameters "
+        "is_bound_by_choice is_computed_in_rounds is_filled_once is_target_in_rounds uses_in"
     ),
     "joined": "on_own_lines",
-    "locate": "Expression Statement expression_at expressions_at is_argument statement_at statements_at",
+    "locate": "Expression Statement expression_at expressions_at is_argument statement_at",
     "modules": "DETACHED Shape inplace_layer_false state_given",
     "reuse": ("argument_read_later collected_result copy_second_name is_made_in_round read_as_before second_name"),
     "rewrite.finite": "FiniteForm finite_forms",
     "rewrite.functions": (
-        "SavedEarly bind_early copy_saved_early earlier_reads gradients_for_inputs kept_on_context mark_dirty "
+        "bind_early copy_saved_early earlier_reads gradients_for_inputs kept_on_context mark_dirty "
         "rebound_at save_for_backward saved_early"
     ),
     "rewrite.listing": "list_and_stack rebuilt_list",
@@ -223,7 +218,7 @@ _NAMES = {
     ),
     "tree": "is_cell source_line source_lines",
     "writing": (
-        "Made Written attribute_owner computes_with_result definition_of is_of_itself number_given reads_gradient "
+        "Made attribute_owner computes_with_result definition_of is_of_itself number_given reads_gradient "
         "scaled_before writing_at"
     ),
 }

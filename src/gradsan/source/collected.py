@@ -230,15 +230,9 @@ def _is_state(source: SourceFile, last: str, adding: Sequence[ast.Call]) -> bool
     reads = (one for one in source.nodes if isinstance(one, ast.Subscript) and isinstance(one.ctx, ast.Load))
     if any(leaf_name(one.value) == last and constant_key(one.slice) is not None for one in reads):
         return True
-    scopes = [
-        (local_nodes(function), call.lineno) for call in adding if (function := source.function(call)) is not None
-    ]
+    scopes = [(local_nodes(one), call.lineno) for call in adding if (one := source.function(call)) is not None]
     earlier = (one for nodes, line in scopes for one in nodes if getattr(one, "lineno", line) < line)
-    read = [
-        source.parents[one][0]
-        for one in earlier
-        if isinstance(one, ast.Name | ast.Attribute) and leaf_name(one) == last
-    ]
+    read = [source.parents[one][0] for one in earlier if leaf_name(one) == last]
     return any(
         isinstance(one, ast.For | ast.comprehension) or (isinstance(one, ast.Call) and leaf_name(one.func) != "len")
         for one in read

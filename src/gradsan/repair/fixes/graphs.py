@@ -360,7 +360,8 @@ def _property(
     if stores:
         changes[source.span(node).line] = f"{source.indent(node)}{stores}"
     end = source.span(function).end_line
-    changes[end] = f"{changes.get(end, source.lines[end - 1])}\n{text}" if end not in changes else text
+    standing = changes.get(end, source.lines[end - 1])
+    changes[end] = f"{standing}\n{text}" if standing else text
     return blocks.fix("recompute_forward", blocks.lines_changed(source, changes), "as_property", name=name)
 
 

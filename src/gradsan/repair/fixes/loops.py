@@ -33,8 +33,7 @@ def step_after_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     loop = source.parents[step.statement][0]
     if not isinstance(loop, ast.For) or loop.orelse or step.index < backward.index:
         return ()
-    is_shared = blocks.at_block(saved, step.block) is None
-    if not is_shared or len(step.block) < 2:
+    if blocks.at_block(saved, step.block) is not None or len(step.block) < 2:
         return ()
     if not blocks.names_read(loop.body) & blocks.names_bound(loop.target):
         return ()  # without steps in between every round would do the same as the one before
