@@ -349,6 +349,15 @@ def residuals_of_derivatives() -> None:
         start += slope
 
 
+def attributions_added_up() -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    x, total = torch.randn(5, 4, requires_grad=True), None
+    for step in range(40):
+        (g,) = torch.autograd.grad(net(step / 40 * x).sum(), x)
+        now = g * x
+        total = now if total is None else total + now.detach()
+
+
 def values_of_parameters_in_losses() -> None:
     net, emissions = nn.Linear(4, 4), nn.Parameter(torch.randn(4, 4))
     opt = torch.optim.SGD([*net.parameters(), emissions], lr=0.1)
@@ -404,6 +413,7 @@ def values_as_they_were_after_unrecorded_writes() -> None:
 
 PROGRAMS = (
     residuals_of_derivatives,
+    attributions_added_up,
     values_of_parameters_in_losses,
     values_written_where_nothing_reads_them_on,
     values_as_they_were_after_unrecorded_writes,

@@ -208,7 +208,7 @@ class Life(Detector):
                 any(low <= number < high for number in numbers)
                 for low, high in zip([0, *borders], borders, strict=False)
             )
-            if covered < 0.75 * len(borders):
+            if covered < 0.75 * len(borders) or _is_bare_chain(order, borders[len(borders) // 2]):
                 continue
             size = bytes_kept(order)
             known = self._sizes.get((id(stack), path))
@@ -308,6 +308,13 @@ def bytes_kept(order: list[Any]) -> int:
             if _torch.is_tensor(tensor):
                 storages[_torch.storage_or_none(tensor)] = tensor.numel() * tensor.element_size()
     return sum(storages.values()) + _NODE_BYTES * len(order)
+
+
+def _is_bare_chain(order: list[Any], border: int) -> bool:
+    """Whether each Node since ``border`` leads to one other and saves nothing, as those of ``total + x.detach()``."""
+    late = [node for node in order if (_torch.node_sequence(node) or 0) >= border]
+    branches = (sum(child is not None for child, _ in node.next_functions) > 1 for node in late)
+    return bytes_kept(late) == _NODE_BYTES * len(late) and not any(branches)
 
 
 def _replacements(held: list[Any], missing: list[Any], frame: Any, made: Frame | None) -> Iterator[tuple[Any, Found]]:
