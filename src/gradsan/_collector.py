@@ -1,8 +1,14 @@
-"""Garbage collection paused for the length of a block."""
+"""The garbage collector: paused for the length of a block, and the live objects that it knows."""
 
 from __future__ import annotations
 
 import gc
+import itertools
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+_GENERATIONS, _MORE = 3, 64
 
 
 class CollectorPaused:
@@ -17,3 +23,26 @@ class CollectorPaused:
     def __exit__(self, *_: object) -> None:
         if self._was_enabled:
             gc.enable()
+
+
+def objects_of(kinds: set[type]) -> list[Any]:
+    """Return the live objects of exactly these classes, by a walk of the heap.
+
+    The list of ``gc.get_objects()`` is made, read and freed within one call into C, so that no other thread runs while
+    it is there: it may hold a tuple that another thread is still filling, and the ``tuple(…)`` of a program raises
+    SystemError where somebody else refers to its result. The type is compared, as ``__class__`` may run code.
+    """
+    found: list[Any] = []
+    with CollectorPaused():
+        for generation in range(_GENERATIONS if kinds else 0):
+            # Both list the same objects in the same order, the second one a few more at its end. Each must come to its
+            # end: a list that is not read to its end is kept by the iterator over it, which is one of its objects.
+            objects = itertools.chain(_members(generation), itertools.repeat(None, _MORE))
+            found += itertools.compress(objects, map(kinds.__contains__, map(type, _members(generation))))
+    return list({id(one): one for one in found if one is not None}.values())
+
+
+def _members(generation: int) -> Iterator[Any]:
+    """Iterate over the objects of a generation; they are listed when the first one is asked for."""
+    listing = iter(partial(gc.get_objects, generation), None)
+    return itertools.chain.from_iterable(itertools.islice(listing, 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import collections
 import sys
+import threading
 import types
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 import gradsan
+from gradsan._collector import objects_of
 from gradsan.graph import naming
 
 
@@ -65,3 +67,36 @@ def test_what_only_watches_a_program_is_not_searched(request: pytest.FixtureRequ
         assert not any("kept" in name for name in names)
     finally:
         del request.config.kept  # type: ignore[attr-defined]
+
+
+def test_no_other_thread_meets_the_list_of_all_objects() -> None:
+    """``tuple`` fails where somebody else refers to the tuple that it fills."""
+
+    class Marked:
+        pass
+
+    failed: list[SystemError] = []
+    ended = threading.Event()
+
+    def fill() -> None:
+        try:
+            while not ended.is_set():
+                tuple(number for number in range(30))
+        except SystemError as error:
+            failed.append(error)
+
+    interval = sys.getswitchinterval()
+    threads = [threading.Thread(target=fill, daemon=True) for _ in range(4)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(120):
+            marked = [Marked() for _ in range(5)]
+            assert set(map(id, objects_of({Marked}))) == set(map(id, marked))
+            assert not failed
+    finally:
+        ended.set()
+        sys.setswitchinterval(interval)
+    for thread in threads:
+        thread.join()

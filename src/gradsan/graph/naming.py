@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import collections
-import gc
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
@@ -14,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradsan import _torch
+from gradsan._collector import objects_of
 from gradsan.graph import walk
 from gradsan.graph.live import value_of
 from gradsan.graph.variables import Found, Scope, kind_of, search
@@ -148,27 +147,23 @@ def _modules_alive(storage: int) -> Iterator[Found]:
 
 def modules_alive(wanted: Callable[[type], bool] = lambda _: True) -> list[nn.Module]:
     """Return the live modules of those classes, torch's own left out, for which ``wanted`` is true."""
-    return _alive({one for one in _kinds_below(nn.Module) if not one.__module__.startswith("torch.") and wanted(one)})
+    return objects_of(
+        {one for one in kinds_below(nn.Module) if not one.__module__.startswith("torch.") and wanted(one)}
+    )
 
 
 def all_modules_alive() -> list[nn.Module]:
     """Return the live modules, torch's own among them; some may not be complete yet."""
-    return _alive({nn.Module, *_kinds_below(nn.Module)})
+    return objects_of({nn.Module, *kinds_below(nn.Module)})
 
 
 def optimizers_alive() -> list[Optimizer]:
     """Return the live optimizers."""
-    return [one for one in _alive(_kinds_below(Optimizer)) if hasattr(one, "param_groups")]
+    return [one for one in objects_of(kinds_below(Optimizer)) if hasattr(one, "param_groups")]
 
 
-def _alive(kinds: set[type]) -> list[Any]:
-    """Return the live objects of exactly these classes, by a walk of the heap."""
-    # By type, as an object may have a ``__class__`` of its own. Without such a class no walk is needed.
-    objects = gc.get_objects() if kinds else []
-    return list(itertools.compress(objects, map(kinds.__contains__, map(type, objects))))
-
-
-def _kinds_below(kind: Any) -> set[Any]:
+def kinds_below(kind: Any) -> set[Any]:
+    """Return the classes derived from ``kind``, itself left out."""
     found: set[Any] = set()
     waiting = [kind]
     while waiting:

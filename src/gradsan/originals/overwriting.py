@@ -5,7 +5,7 @@ With ``early``, the check is whether a live graph still holds the overwritten va
 
 from __future__ import annotations
 
-import gc
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gradsan import _torch
-from gradsan.graph import walk
+from gradsan._collector import objects_of
+from gradsan.graph import naming, walk
 from gradsan.model import Conflict, Site, Use
 from gradsan.originals.deep import Deep
 from gradsan.originals.originals import Kept
@@ -115,12 +116,7 @@ def _holder(kept: Kept) -> tuple[Any, int | None]:
 
 
 def _live_roots() -> Iterator[Any]:
-    for one in gc.get_objects():
-        # By type, as an object may have a ``__class__`` of its own.
-        if issubclass(type(one), torch.Tensor):
-            try:
-                node = one.grad_fn
-            except RuntimeError:
-                continue
-            if node is not None:
-                yield node
+    for one in objects_of({torch.Tensor, *naming.kinds_below(torch.Tensor)}):
+        with contextlib.suppress(RuntimeError):
+            if naming.has_graph(one):
+                yield one.grad_fn
