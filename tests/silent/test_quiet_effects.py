@@ -401,6 +401,25 @@ def states_that_an_object_begins_itself() -> None:
         _computed_again(flow, x).pow(2).sum().backward()
 
 
+def _moved(point: torch.Tensor, step: torch.Tensor, momentum: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return point - 0.1 * step, momentum  # a flat space: what is moved along stays as it is
+
+
+def results_that_may_be_the_argument() -> None:
+    net = nn.Linear(4, 3)
+    state = {p: torch.zeros_like(p) for p in net.parameters()}
+    for _ in range(6):
+        net(torch.randn(5, 4)).pow(2).mean().backward()
+        with torch.no_grad():
+            for p in net.parameters():
+                momentum = state[p]
+                momentum.mul_(0.9).add_(p.grad)
+                point, moved = _moved(p, momentum, momentum)
+                momentum.copy_(moved)
+                p.copy_(point)
+        net.zero_grad()
+
+
 def arguments_that_are_meant_to_change() -> None:
     net, memory = nn.Linear(4, 4), torch.zeros(5, 4)
     for _ in range(3):
@@ -468,6 +487,7 @@ PROGRAMS = (
     averages_that_a_setting_leaves_out,
     arguments_that_are_meant_to_change,
     states_that_an_object_begins_itself,
+    results_that_may_be_the_argument,
     functions_that_save_what_they_need,
     a_function_in_threads_that_have_ended,
     second_names_that_are_meant,

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gradsan.source.calls import dies_with_call as dies_with_call
     from gradsan.source.calls import earlier_result as earlier_result
     from gradsan.source.calls import first_argument as first_argument
+    from gradsan.source.calls import made_by_call as made_by_call
     from gradsan.source.calls import reads_again as reads_again
     from gradsan.source.calls import returned_by_hook as returned_by_hook
     from gradsan.source.change import Change as Change
@@ -172,7 +173,7 @@ _NAMES = {
     ),
     "calls": (
         "alias_of called_as_hook called_expression callers_expression clone_given clone_handed_out dies_with_call "
-        "earlier_result first_argument reads_again returned_by_hook"
+        "earlier_result first_argument made_by_call reads_again returned_by_hook"
     ),
     "change": "Change add_keyword apply_change changed_at changed_lines",
     "collected": "detach_collected forget_collected",

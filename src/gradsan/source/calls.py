@@ -87,6 +87,23 @@ def first_argument(frame: Frame) -> str | None:
     return chain_key(call.args[0]) if isinstance(call, ast.Call) and call.args else None
 
 
+def made_by_call(frame: Frame, name: str) -> tuple[int, frozenset[str]]:
+    """The line of the call whose result ``name`` is at ``frame``, and the names given to it: p of ``q, r = f(p, 1)``.
+
+    (0, none) where it is no result of one call, or is not bound in this function.
+    """
+    statement = statement_at(frame)
+    if statement is None or isinstance(statement.function, ast.Lambda):
+        return 0, frozenset()
+    body = statement.source.module.body if statement.function is None else statement.function.body
+    found = [one.statement for one in reaching(body, statement.node, lambda name: False).get(name, ())]
+    made = found[0] if len(found) == 1 else None
+    if not isinstance(made, ast.Assign) or not isinstance(made.value, ast.Call):
+        return 0, frozenset()
+    given = [*made.value.args, *(one.value for one in made.value.keywords)]
+    return made.lineno, frozenset(key for one in given if (key := chain_key(one)) is not None)
+
+
 def alias_of(frame: Frame, name: str) -> str | None:
     """The expression that ``name`` is an alias or view of at ``frame``: ``hidden`` after ``left = hidden[:, :3]``.
 

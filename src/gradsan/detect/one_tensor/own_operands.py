@@ -125,7 +125,8 @@ class OwnOperands(RoundDetector):
                 pair = source.mixed_operand(frame, op) if facts["is_mixed"] else source.target_and_operand(frame, op)
                 pair = pair or source.own_difference(frame, op)
             is_told = row == DIFFERENCE and any(_reads_at(one, frame) for one in self._known)
-            if pair is not None and _is_written_back(frame, pair, self._before.get(stack)):
+            before = self._before.get(stack)
+            if pair is not None and (_is_written_back(frame, pair, before) or _is_passed_on(frame, pair, op, before)):
                 continue
             if pair is not None and not is_told and (frame.file, frame.line) not in self._described:
                 self._described.add((frame.file, frame.line))
@@ -275,6 +276,19 @@ def _is_written_back(frame: Frame, pair: tuple[str, str], before: RawWrite | Non
     made = (place for _, place in source.assignments(written, name) if source.in_same_function(place, written))
     read = [one for place in made if (at := source.statement_at(place)) for one in source.consumed_names(at)]
     return any(one == target or one.startswith(f"{target}.") for one in read)
+
+
+def _is_passed_on(frame: Frame, pair: tuple[str, str], op: str, before: RawWrite | None) -> bool:
+    """Whether the operand is what a function made of the target: ``p.copy_(new)`` after ``new = project(p, bounds)``.
+
+    There is nothing to copy where it has returned the target itself. If the target was written since, ``new`` is rather
+    a backup.
+    """
+    target, name = pair
+    line, given = source.made_by_call(frame, name) if op == "copy_" else (0, frozenset())
+    written = None if before is None else symbolise(before.stack).user_frame
+    is_backup = written is not None and (not source.in_same_function(written, frame) or written.line > line)
+    return target in given and not is_backup
 
 
 def _reads_at(known: Failure, frame: Frame) -> bool:
