@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from gradsan.model import Frame
 from gradsan.source.bindings import bound_name
 from gradsan.source.change import Change, Edit, edited
-from gradsan.source.flow import is_still_argument, reaching
+from gradsan.source.flow import binding_at, is_still_argument, reaching
 from gradsan.source.identifiers import (
     bindings_of,
     binds,
@@ -27,7 +27,7 @@ from gradsan.source.identifiers import (
 from gradsan.source.locate import Statement, expression_at, expressions_at, statement_at
 from gradsan.source.reuse import SecondName, definitions_at, read_after, reads_value, statements_of
 from gradsan.source.targets import aliased_expression, operand_expressions
-from gradsan.source.tree import FunctionNode, SourceFile
+from gradsan.source.tree import FunctionNode, SourceFile, read_source
 
 # A module's forward is reached by calling the module itself.
 _CALLED_AS_OBJECT = frozenset({"forward", "__call__"})
@@ -92,16 +92,12 @@ def made_by_call(frame: Frame, name: str) -> tuple[int, frozenset[str]]:
 
     (0, none) where it is no result of one call, or is not bound in this function.
     """
-    statement = statement_at(frame)
-    if statement is None or isinstance(statement.function, ast.Lambda):
+    binding = binding_at(frame, name)
+    call = binding.statement.value if binding is not None and isinstance(binding.statement, ast.Assign) else None
+    if not isinstance(call, ast.Call):
         return 0, frozenset()
-    body = statement.source.module.body if statement.function is None else statement.function.body
-    found = [one.statement for one in reaching(body, statement.node, lambda name: False).get(name, ())]
-    made = found[0] if len(found) == 1 else None
-    if not isinstance(made, ast.Assign) or not isinstance(made.value, ast.Call):
-        return 0, frozenset()
-    given = [*made.value.args, *(one.value for one in made.value.keywords)]
-    return made.lineno, frozenset(key for one in given if (key := chain_key(one)) is not None)
+    given = [*call.args, *(one.value for one in call.keywords)]
+    return call.lineno, frozenset(key for one in given if (key := chain_key(one)) is not None)
 
 
 def alias_of(frame: Frame, name: str) -> str | None:
@@ -109,21 +105,11 @@ def alias_of(frame: Frame, name: str) -> str | None:
 
     None where ``name`` has no such binding, or none in this function.
     """
-    statement = statement_at(frame)
-    if statement is None or isinstance(statement.function, ast.Lambda):
+    binding, source = binding_at(frame, name), read_source(frame.file)
+    if binding is None or binding.value is None or source is None:
         return None
-    body = statement.source.module.body if statement.function is None else statement.function.body
-    found = reaching(body, statement.node, lambda name: False).get(name, frozenset())
-    values = [
-        binding.value
-        for definition in found
-        for binding in (bindings_of(definition.statement) if definition.statement is not None else ())
-        if binding.name == name and binding.replaces and not isinstance(binding.statement, ast.AugAssign)
-    ]
-    if len(values) != 1 or values[0] is None:
-        return None
-    aliased = aliased_expression(statement.source, values[0])
-    text = None if aliased is None else statement.source.text(aliased)
+    aliased = aliased_expression(source, binding.value)
+    text = None if aliased is None else source.text(aliased)
     return None if text == name else text
 
 

@@ -11,7 +11,9 @@ import ast
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
+from gradsan.model import Frame
 from gradsan.source.identifiers import Binding, bindings_of
+from gradsan.source.locate import statement_at
 
 State = dict[str, frozenset["Definition"]]
 _MAX_ROUNDS = 20
@@ -228,3 +230,18 @@ def _side_by_side(flows: list[Flow]) -> Flow:
         [state for flow in flows for state in flow.continues],
         [state for flow in flows for state in flow.leaves],
     )
+
+
+def binding_at(frame: Frame, name: str) -> Binding | None:
+    """The binding of ``name`` that holds at ``frame``; None if there are several, or none in this function."""
+    statement = statement_at(frame)
+    if statement is None or isinstance(statement.function, ast.Lambda):
+        return None
+    body = statement.source.module.body if statement.function is None else statement.function.body
+    found = [
+        binding
+        for definition in reaching(body, statement.node, lambda name: False).get(name, frozenset())
+        for binding in (bindings_of(definition.statement) if definition.statement is not None else ())
+        if binding.name == name and binding.replaces and not isinstance(binding.statement, ast.AugAssign)
+    ]
+    return found[0] if len(found) == 1 else None
