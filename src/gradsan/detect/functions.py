@@ -82,7 +82,7 @@ class Functions(Detector):
         self._kept: weakref.WeakKeyDictionary[Any, Kept] = weakref.WeakKeyDictionary()
         self._unmarked: deque[Unmarked] = deque(maxlen=_UNMARKED_KEPT)
         self._places: KeptForAllCalls | None = None
-        self._forwards: set[CodeType | None] = set()
+        self._forwards: set[CodeType] = set()
 
     def forget(self) -> None:
         """Begin anew, at the start of a stretch of watching."""
@@ -97,10 +97,10 @@ class Functions(Detector):
         owner, name, original = _torch.function_apply()
 
         def applies(args: tuple[Any, ...], _: dict[str, Any]) -> Any:
-            if _torch.is_compiling() or _is_torchs(args[0]):
+            if _torch.is_compiling():
                 return None
-            self._forwards.add(forward_code(args[0]))
-            return self._before(args[1:]) if _torch.is_grad_enabled() else None
+            self._forwards |= _forward_codes(args[0])
+            return None if _is_torchs(args[0]) or not _torch.is_grad_enabled() else self._before(args[1:])
 
         def applied(before: Any, args: tuple[Any, ...], _: dict[str, Any], result: Any) -> None:
             guard(lambda: self._applied(args[0], result, args[1:], before))
@@ -146,7 +146,7 @@ class Functions(Detector):
                 self._unmarked.remove(unmarked)
 
     def is_in_forward(self, stack: Any) -> bool:
-        """Whether a call was made by the forward of a custom Function; the frame of ``apply`` is C since torch 2.14."""
+        """Whether the forward of a Function made a call, of a compiled one too; since torch 2.14 apply has no frame."""
         return not self._forwards.isdisjoint(stack.codes)
 
     def _has_places(self) -> bool:
@@ -214,7 +214,7 @@ class Functions(Detector):
     def _look_for_early(self, kind: Any, node: Any, tensor: Any, before: Before) -> None:
         """Check whether forward has written an input after giving it to ``save_for_backward``."""
         storage = _torch.storage_or_none(tensor)
-        forward = {one.__code__ for one in functions_of(getattr_static(kind, "forward"))}
+        forward = _forward_codes(kind)
         for raw in map(RawWrite._make, self._core.writes_after(before.clock)):
             if raw.storage != storage or raw.stack in self._early_seen or raw.stack.codes[0] not in forward:
                 continue
@@ -324,6 +324,10 @@ def _used_after(unmarked: Unmarked, order: list[Any]) -> Any:
 
 
 @functools.lru_cache(maxsize=1024)
+def _forward_codes(kind: Any) -> frozenset[CodeType]:
+    return frozenset(one.__code__ for one in functions_of(getattr_static(kind, "forward")))
+
+
 def forward_code(kind: Any) -> CodeType | None:
     """Return the code of a Function's forward, if it is the program's own."""
     own = [one for one in functions_of(getattr_static(kind, "forward")) if one.__module__.partition(".")[0] != "torch"]
