@@ -1,5 +1,8 @@
 """What a compiled graph has saved is told as without the compiler: the same code, lines, operation and formula."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -223,3 +226,26 @@ def test_inductor_keeps_views_without_their_counter():
     line = paired.__code__.co_firstlineno + 1
     assert call_forked(backward_of_one_result, "one", compiles=True) == [("GS219", "one", line)]
     assert call_forked(backward_of_one_result, "other", compiles=True) == []
+
+
+RIGHT_TRAINING = """
+import torch
+
+weight = torch.randn(4, 8, requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=0.01)
+project = torch.compile(lambda batch: batch @ weight)
+for _ in range(5):
+    optimizer.zero_grad()
+    project(torch.randn(3, 4)).tanh().pow(2).mean().backward()
+    optimizer.step()
+print("trained")
+"""
+
+
+def test_buffers_of_inductor_are_its_own(tmp_path):
+    """Its code fills ``buf0`` by ``mm(…, out=buf0)``, in the forward of a Function of PyTorch's."""
+    (tmp_path / "train.py").write_text(RIGHT_TRAINING)
+    command = [sys.executable, "-m", "gradsan", "run", "train.py"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (0, "trained\n")
+    assert "GS" not in ran.stderr
