@@ -273,10 +273,8 @@ class SpentGradients(RoundDetector):
         kind, step = "spent" if clip.is_filled else "empty", own[0]
         if any(acts(one) for one in clips if not one.storages.isdisjoint(clip.storages)):
             # What steps next has no clip of its own: this one was given the parameters of the step before.
-            kind, step = (
-                "of_last_step",
-                min((one for one in steps if one.clock > clip.clock), default=step, key=attrgetter("clock")),
-            )
+            later = (one for one in steps if one.clock > clip.clock)
+            kind, step = "of_last_step", min(later, default=step, key=attrgetter("clock"))
             if not clip.is_filled or acts(clip) or not all(one.storages.isdisjoint(step.storages) for one in clips):
                 return
         if (clip.is_filled and not is_spent) or not self._is_second(clip.stack):

@@ -288,7 +288,7 @@ def _is_passed_on(frame: Frame, pair: tuple[str, str], op: str, before: RawWrite
     line, given = source.made_by_call(frame, name) if op == "copy_" else (0, frozenset())
     written = None if before is None else symbolise(before.stack).user_frame
     is_backup = written is not None and (not source.in_same_function(written, frame) or written.line > line)
-    return target in given and not is_backup
+    return target in given and line < frame.line and not is_backup
 
 
 def _reads_at(known: Failure, frame: Frame) -> bool:
