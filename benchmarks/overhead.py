@@ -4,6 +4,7 @@
     python benchmarks/overhead.py --only mlp,lstm --rounds 5  a quick look
     python benchmarks/overhead.py --modes watch,deep,heal     what deep and heal mode cost beside watch mode
     python benchmarks/overhead.py --write docs/performance.md put the table between the page's markers
+    python benchmarks/overhead.py --device cuda               the same steps on a device, and a larger one
 
 Every round runs a chunk of the same training steps once in each mode, one after the other, in an order that rotates;
 the ratio is taken within the round, so that what slows the whole machine for a while touches both sides alike. The
@@ -32,7 +33,7 @@ import torch
 import gradsan
 from gradsan.record.log import native_available
 from page import machine, machine_line, page_with, replace_between, table
-from workloads import WORKLOADS, Step, Workload
+from workloads import DEVICE_WORKLOADS, WORKLOADS, Step, Workload
 
 PLAIN = "plain"
 NATIVE_CORE = native_available()
@@ -107,22 +108,31 @@ class Result:
 
 
 def chunk_seconds(step: Step, steps: int, mode: Mode, clock: Callable[[], float]) -> float:
-    """Time of ``steps`` steps in ``mode``, after a quarter as many to warm up."""
+    """Time of ``steps`` steps in ``mode``, after a quarter as many to warm up, until the device has done them."""
     gc.collect()
     with mode.switch():
         for _ in range(max(1, steps // 4)):
             step()
+        wait_for_device()
         start = clock()
         for _ in range(steps):
             step()
+        wait_for_device()
         return clock() - start
+
+
+def wait_for_device() -> None:
+    """Wait until the accelerator has done what it was given, where this process uses one."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def measure(workload: Workload, chosen: Sequence[Mode], options: argparse.Namespace) -> Result:
     """Run one workload in all chosen modes, round by round."""
     clock = CLOCKS[options.clock]
     torch.manual_seed(0)
-    step = workload.build()
+    with torch.device(options.device):
+        step = workload.build()
     chunk_seconds(step, 3, chosen[0], clock)
     one = min(chunk_seconds(step, 3, chosen[0], clock) / 3 for _ in range(3))
     steps = max(1, round(options.chunk / one))
@@ -213,6 +223,7 @@ def parse(arguments: Sequence[str] | None, known: Sequence[Mode]) -> argparse.Na
     parser = argparse.ArgumentParser(description="Time training steps under gradsan and beside it.")
     parser.add_argument("--rounds", type=int, default=21, metavar="N", help="rounds for each workload (default 21)")
     parser.add_argument("--chunk", type=float, default=0.2, metavar="S", help="seconds of a plain chunk (default 0.2)")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where the steps run (default cpu)")
     parser.add_argument("--only", metavar="KEYS", help=f"of {','.join(w.key for w in WORKLOADS)}")
     parser.add_argument("--modes", metavar="KEYS", help=f"of {','.join(m.key for m in known[1:])}; plain always runs")
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: where other programs share the cores")
@@ -221,9 +232,10 @@ def parse(arguments: Sequence[str] | None, known: Sequence[Mode]) -> argparse.Na
         "--write", type=page_with("overhead"), metavar="PAGE", help="put the table between PAGE's overhead markers"
     )
     options = parser.parse_args(arguments)
+    options.workloads = WORKLOADS if options.device == "cpu" else (*WORKLOADS, *DEVICE_WORKLOADS)
     if options.rounds < 1 or options.chunk <= 0:
         parser.error("--rounds is 1 or more, --chunk more than 0")
-    for name, keys in (("only", [w.key for w in WORKLOADS]), ("modes", [m.key for m in known])):
+    for name, keys in (("only", [w.key for w in options.workloads]), ("modes", [m.key for m in known])):
         given = getattr(options, name)
         wanted = keys if given is None else given.split(",")
         if unknown := [key for key in wanted if key not in keys]:
@@ -239,11 +251,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     chosen = [mode for mode in known if mode.key == PLAIN or mode.key in options.modes]
-    asked = [workload for workload in WORKLOADS if workload.key in options.only]
+    asked = [workload for workload in options.workloads if workload.key in options.only]
     passes = [[measure(workload, one, options) for workload in asked] for one in by_core(chosen)]
     results = [joined(rows) for rows in zip(*passes, strict=True)]
     progress("")
     facts = machine()
+    if options.device == "cuda":
+        facts["processor"] += f" with {torch.cuda.get_device_name()}"
     text = as_markdown(results, chosen, facts, options.rounds)
     print(text)
     if options.json:

@@ -2,6 +2,7 @@
 
 Each ``build`` seeds torch, makes model, data and optimizer, and gives a function that does one whole training step:
 ``zero_grad``, forward, backward, optimizer step. None of them has a conflict, and none diverges, however long it runs.
+All is made on torch's default device.
 """
 
 from __future__ import annotations
@@ -75,11 +76,12 @@ def lstm_cell_loop() -> Step:
     parameters = [*cell.parameters(), *head.parameters()]
     optimizer = torch.optim.SGD(parameters, lr=1e-2)
     sequence = torch.randn(51, 8, 16) * 0.5
+    device = sequence.device
 
     def step() -> None:
         optimizer.zero_grad()
-        hidden, state = torch.zeros(8, 32), torch.zeros(8, 32)
-        loss = torch.zeros(())
+        hidden, state = torch.zeros(8, 32, device=device), torch.zeros(8, 32, device=device)
+        loss = torch.zeros((), device=device)
         for now in range(50):
             hidden, state = cell(sequence[now], (hidden, state))
             loss = loss + nn.functional.mse_loss(head(hidden), sequence[now + 1])
@@ -181,6 +183,27 @@ def bert(batch: int = 8, length: int = 64) -> Step:
     return step
 
 
+def gpt(batch: int = 8, length: int = 512) -> Step:
+    """A language model of the size of GPT-2 small (124 million parameters, random weights) under bfloat16 autocast.
+
+    Raises ImportError without transformers.
+    """
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    tokens = torch.randint(50_000, (batch, length))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast(tokens.device.type, dtype=torch.bfloat16):
+            loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
 WORKLOADS = (
     Workload("rnn", "RNN of the smallest size, Adadelta", 1.20, small_rnn),
     Workload("mlp", "20-layer MLP, width 32", 1.25, deep_mlp),
@@ -189,3 +212,5 @@ WORKLOADS = (
     Workload("gan", "GAN (conv), batch 64", 1.01, convolutional_gan, lambda: convolutional_gan(1)),
     Workload("bert", "BERT 4 × 256, batch 8 × 64", 1.01, bert, lambda: bert(1, 2)),
 )
+# Too large for a processor.
+DEVICE_WORKLOADS = (Workload("gpt", "GPT-2 small, batch 8 × 512, bfloat16 autocast", 1.01, gpt),)

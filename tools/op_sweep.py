@@ -5,6 +5,8 @@ operator of ``op_db`` and every module of ``module_db`` is run in a process of i
 loaded; one line of JSON tells what differed. What ``PROGRESS.jsonl`` knows already is left out, so a sweep can be
 stopped and taken up again; ``--show`` only prints what it tells. Exit status 1 where anything differed. ``--at-most``
 takes a seeded few of the samples of each dtype, and ``--limit`` is for one dtype: pooling alone has 2,880 samples.
+``--device cuda`` takes the samples of a device; there one process runs them all, as a fork of one that uses the device
+cannot use it, so several ``--part`` side by side are for several cores.
 
 A run is the forward, the gradients, the gradients with a graph, and the gradients of those. A mode differs where it
 raises something else than the plain run, computes another bit, or reports anything: these samples overwrite nothing
@@ -52,6 +54,7 @@ def sweep(
     threads: Sequence[int] = (1,),
     modes: Sequence[str] = MODES,
     at_most: int | None = None,
+    device: str = "cpu",
     after_each: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """What differs in one operator or module; ``at_most`` bounds the samples of each dtype, chosen by a seed.
@@ -66,12 +69,12 @@ def sweep(
         torch.set_num_threads(count)
         for dtype in dtypes:
             try:
-                samples = _samples(target, dtype)
+                samples = _samples(target, dtype, device)
             except Exception as error:  # a sample that this build of torch cannot make
                 told.setdefault("not_made", []).append([dtype, _short(error)])
                 continue
             chosen = _chosen(len(samples), at_most)
-            _compare(told, _Samples(target, dtype, samples), chosen, modes, f"{dtype}, {count} threads")
+            _compare(told, _Samples(target, dtype, device, samples), chosen, modes, f"{dtype}, {count} threads")
             if after_each is not None:
                 after_each(told)
     return told
@@ -86,14 +89,13 @@ def _chosen(count: int, at_most: int | None) -> list[int]:
 class _Samples:
     """The samples of one operator or module, made once where running them changes nothing that another run reads."""
 
-    def __init__(self, target: str, dtype: str, samples: list[Run]) -> None:
-        self._target = target
-        self._dtype = dtype
+    def __init__(self, target: str, dtype: str, device: str, samples: list[Run]) -> None:
+        self._made_of = (target, dtype, device)
         self._samples = samples
         self.anew = target.startswith("module:")  # a module's buffers change
 
     def all(self) -> list[Run]:
-        return _samples(self._target, self._dtype) if self.anew else self._samples
+        return _samples(*self._made_of) if self.anew else self._samples
 
     def outcomes(self, chosen: list[int]) -> dict[int, tuple[str, Any]]:
         samples = self.all()
@@ -174,25 +176,25 @@ def _bits(value: Any) -> Any:
             return "zeros", str(value.dtype), tuple(value.shape)
         kind = (str(value.dtype), tuple(value.shape))
         # Anew, as one element is contiguous in any stride.
-        plain = torch.empty(value.numel(), dtype=value.dtype).copy_(value.reshape(-1))
+        plain = torch.empty(value.numel(), dtype=value.dtype, device="cpu").copy_(value.reshape(-1))
         return kind, plain.view(torch.uint8).numpy().tobytes() if value.numel() else b""
 
 
-def _samples(target: str, dtype: str) -> list[Run]:
+def _samples(target: str, dtype: str, device: str) -> list[Run]:
     kind, _, name = target.partition(":")
     torch.manual_seed(_SEED)
     random.seed(_SEED)
     wanted = getattr(torch, dtype)
-    return list(_of_operator(name, wanted) if kind == "op" else _of_module(name, wanted))
+    return list((_of_operator if kind == "op" else _of_module)(name, wanted, device))
 
 
-def _of_operator(name: str, dtype: Any) -> Iterator[Run]:
+def _of_operator(name: str, dtype: Any, device: str) -> Iterator[Run]:
     from torch.testing._internal.common_methods_invocations import op_db
 
     for operator in (one for one in op_db if one.full_name == name):
-        if dtype not in operator.supported_backward_dtypes("cpu"):
+        if dtype not in operator.supported_backward_dtypes(torch.device(device).type):
             continue
-        for sample in operator.sample_inputs("cpu", dtype, requires_grad=True):
+        for sample in operator.sample_inputs(device, dtype, requires_grad=True):
             yield _run_of(operator, sample, operator.supports_gradgrad)
             # Compressed sparse tensors know nothing of strides.
             if all(one.layout is torch.strided for one in _tensors((sample.input, sample.args, sample.kwargs))):
@@ -210,18 +212,18 @@ def _run_of(operator: Any, sample: Any, twice: bool) -> Run:
     return run
 
 
-def _of_module(name: str, dtype: Any) -> Iterator[Run]:
+def _of_module(name: str, dtype: Any, device: str) -> Iterator[Run]:
     from torch.testing._internal.common_modules import module_db
 
     for info in (one for one in module_db if one.name == name):
         if dtype not in info.dtypes:
             continue
         for training in (True, False):
-            for made in info.module_inputs_func(info, "cpu", dtype, requires_grad=True, training=training):
+            for made in info.module_inputs_func(info, device, dtype, requires_grad=True, training=training):
                 if made.forward_input is None:
                     continue
                 build, given = made.constructor_input, made.forward_input
-                module = info.module_cls(*build.args, **build.kwargs).to(dtype).train(training)
+                module = info.module_cls(*build.args, **build.kwargs).to(device, dtype).train(training)
                 yield _run_of_module(module, given)
 
 
@@ -257,13 +259,16 @@ def _tensors(value: Any) -> Iterator[Any]:
         yield from _tensors(list(value.values()))
 
 
+def _wanted(arguments: Any) -> tuple[Any, ...]:
+    return arguments.dtypes, arguments.threads, arguments.modes, arguments.at_most, arguments.device
+
+
 def _in_child(target: str, arguments: Any, limit: float) -> dict[str, Any]:
     """:func:`sweep` in a forked process; one that dies, or in which a dtype takes too long, is told as different."""
     receiving, sending = multiprocessing.Pipe(duplex=False)
 
     def work() -> None:
-        wanted = (arguments.dtypes, arguments.threads, arguments.modes, arguments.at_most)
-        sending.send((True, sweep(target, *wanted, after_each=lambda told: sending.send((False, told)))))
+        sending.send((True, sweep(target, *_wanted(arguments), after_each=lambda told: sending.send((False, told)))))
 
     child = multiprocessing.get_context("fork").Process(target=work)
     child.start()
@@ -312,6 +317,7 @@ def main() -> int:
     parser.add_argument("--modes", nargs="+", default=list(MODES))
     parser.add_argument("--at-most", type=int, default=None)
     parser.add_argument("--limit", type=float, default=900.0)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--show", action="store_true")
     arguments = parser.parse_args()
     known = (
@@ -330,7 +336,10 @@ def main() -> int:
         for number, name in enumerate(names, 1):
             if name in done:
                 continue
-            found = _in_child(name, arguments, arguments.limit)
+            if arguments.device == "cpu":
+                found = _in_child(name, arguments, arguments.limit)
+            else:
+                found = sweep(name, *_wanted(arguments))
             known.append(found)
             print(json.dumps(found), file=progress, flush=True)
             print(

@@ -37,12 +37,13 @@ import gradsan
 _SEED = 20_260_101
 
 
-def train(entry: zoo.Entry, steps: int) -> dict[str, Any]:
+def train(entry: zoo.Entry, steps: int, device: str) -> dict[str, Any]:
     """Train a model anew and say what became of it: a digest by name, and the losses."""
     torch.manual_seed(_SEED)
     random.seed(_SEED)
     numpy.random.seed(_SEED)  # what masks sounds draws from it
-    model, loss_of = entry.build()
+    with torch.device(device):
+        model, loss_of = entry.build()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     outcome: dict[str, Any] = {}
     try:
@@ -61,6 +62,8 @@ def train(entry: zoo.Entry, steps: int) -> dict[str, Any]:
     for name, value in model.state_dict().items():
         outcome[f"state {name}"] = _digest(value)
     outcome["random state"] = _digest(torch.get_rng_state())
+    if device != "cpu":
+        outcome["random state of the device"] = _digest(torch.get_device_module(device).get_rng_state())
     return outcome
 
 
@@ -68,29 +71,29 @@ def _digest(value: object) -> str:
     if not isinstance(value, torch.Tensor):
         return repr(value)
     # Anew, as one element is contiguous in any stride.
-    flat = torch.empty(value.numel(), dtype=value.dtype).copy_(value.detach().reshape(-1))
+    flat = torch.empty(value.numel(), dtype=value.dtype, device="cpu").copy_(value.detach().reshape(-1))
     raw = flat.view(torch.uint8).numpy().tobytes() if value.numel() else b""
     return hashlib.blake2b(raw, digest_size=8).hexdigest()
 
 
-def compare(entry: zoo.Entry, modes: Sequence[str], steps: int) -> dict[str, Any]:
+def compare(entry: zoo.Entry, modes: Sequence[str], steps: int, device: str) -> dict[str, Any]:
     """What the modes made of one model, as a row of the output."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     row: dict[str, Any] = {"model": entry.name}
     try:
-        plain = train(entry, steps)
+        plain = train(entry, steps, device)
     except Exception as error:
         return {**row, "status": "not built", "why": f"{type(error).__name__}: {error}"[:300]}
     if "error" in plain:
         return {**row, "status": "not built", "why": plain["error"][:300]}
-    if train(entry, steps) != plain:
+    if train(entry, steps, device) != plain:
         return {**row, "status": "not repeatable"}
     for mode in modes:
         with gradsan.watch(mode) as watched:  # type: ignore[arg-type]
-            outcome = train(entry, steps)
+            outcome = train(entry, steps, device)
         row[mode] = {"differs": _differences(plain, outcome), "found": [str(one) for one in _found(watched)]}
-    row["after"] = {"differs": _differences(plain, train(entry, steps)), "found": []}
+    row["after"] = {"differs": _differences(plain, train(entry, steps, device)), "found": []}
     outcomes = [row[mode] for mode in (*modes, "after")]
     if any(one["differs"] for one in outcomes):
         return {**row, "status": "differs"}
@@ -146,7 +149,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--seconds", type=int, default=120, help="limit of one model")
     parser.add_argument("--sample", type=int, help="so many models only, chosen by a seed; more keep those of fewer")
+    parser.add_argument("--device", default="cpu", help="default device while a model and its inputs are built")
+    parser.add_argument("--part", default="1/1", metavar="K/N", help="every N-th model from the K-th on")
     options = parser.parse_args(argv)
+    part, parts = map(int, options.part.split("/"))
     torch.set_num_threads(1)
     rows = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
     known = {row["model"] for row in rows}
@@ -155,11 +161,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.sample is not None:
         random.Random(_SEED).shuffle(wanted)
         wanted = wanted[: options.sample]
+    wanted = wanted[part - 1 :: parts]
     with options.out.open("a") as out, Progress() as progress:
         for entry in progress.track(wanted, description="models"):
             if entry.name in known:
                 continue
-            work = partial(compare, entry, options.modes, options.steps)
+            work = partial(compare, entry, options.modes, options.steps, options.device)
             row = in_a_fork(work, entry.name, options.seconds)
             rows.append(row)
             out.write(json.dumps(row) + "\n")

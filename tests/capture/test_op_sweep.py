@@ -23,7 +23,7 @@ def test_a_kernel_that_is_seldom_another_is_told_from_a_mode_that_differs(monkey
     calls = iter([0, 0, 1, 1, 0])  # two plain runs, the mode's, and both once more
     plain = type(torch.Tensor.sin)
     runs = [lambda: [torch.tensor(next(calls))], lambda: [torch.tensor(type(torch.Tensor.sin) is plain)]]
-    monkeypatch.setattr(sweep, "_samples", lambda target, dtype: runs)
+    monkeypatch.setattr(sweep, "_samples", lambda target, dtype, device: runs)
     told = sweep.sweep("op:none", dtypes=["float32"], modes=["watch"])
     assert told["unrepeatable"] == 1
     assert [number for _, _, number, _ in told["different"]] == [1]
