@@ -108,7 +108,7 @@ def _across_methods(statement: Statement) -> Iterator[tuple[str, ast.stmt]]:
     if not isinstance(owner, ast.ClassDef) or not isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
         return
     own = parameters(method)[:1]
-    state = reaching(method.body, statement.node, lambda name: False)
+    state = reaching(method.body, statement.node)
     for name in _names_of_values(statement.node):
         if name.split(".")[0] not in own or "." not in name:
             continue
@@ -387,9 +387,9 @@ def _own_by(value: ast.expr | None) -> Literal["conversion", "element"] | None:
 def last_binding(frame: Frame, name: str) -> Binding | None:
     """The last binding of ``name`` before the statement at ``frame``, in its function; None where there is none."""
     statement = statement_at(frame)
-    if statement is None or isinstance(statement.function, ast.Lambda):
+    scope = None if statement is None else statement.scope
+    if statement is None or scope is None:
         return None
-    scope = statement.source.module if statement.function is None else statement.function
     found: Binding | None = None
     nodes = [node for node in local_nodes(scope) if isinstance(node, ast.Assign | ast.AnnAssign | ast.For)]
     for node in sorted(nodes, key=lambda one: one.lineno):

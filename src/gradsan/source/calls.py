@@ -234,12 +234,12 @@ def reads_again(name: str, call: Frame, read: Frame) -> bool:
 def earlier_result(call: Frame) -> SecondName | None:
     """``a`` of ``a = embed(x)`` before the call ``b = embed(y)``, if both are read after it; else None."""
     statement, expression = statement_at(call), expression_at(call)
-    if statement is None or expression is None or isinstance(statement.function, ast.Lambda):
+    if statement is None or expression is None or statement.scope is None:
         return None
     result, callee = _taken(statement.node)
     if callee is None or expression.node is not getattr(statement.node, "value", None):
         return None
-    scope = statement.source.module if statement.function is None else statement.function
+    scope = statement.scope
     statements, at = statements_of(scope), definitions_at(scope, statement.node)
     if read_after(statement, result, frozenset((statement.node,)), scope, statements) is None:
         return None
@@ -280,11 +280,9 @@ def _keeps(name: str, before: Statement, after: Statement) -> bool:
 
 
 def _bindings(name: str, statement: Statement) -> set[ast.stmt | None]:
-    function = statement.function
-    if isinstance(function, ast.Lambda):
+    if statement.scope is None:
         return set()
-    body = statement.source.module.body if function is None else function.body
-    found = reaching(body, statement.node, lambda name: False).get(name, frozenset())
+    found = reaching(statement.scope.body, statement.node).get(name, frozenset())
     return {definition.statement for definition in found} or {None}
 
 

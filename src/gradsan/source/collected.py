@@ -287,9 +287,9 @@ _CONTAINERS = frozenset({"dict", "list", "OrderedDict", "defaultdict"})
 def is_kept_each_round(frame: Frame, written: str) -> bool:
     """Whether a loop around the statement at ``frame`` keeps the written tensor itself in a list or dict."""
     statement = statement_at(frame)
-    if statement is None or isinstance(statement.function, ast.Lambda):
+    scope = None if statement is None else statement.scope
+    if statement is None or scope is None:
         return False
-    scope = statement.source.module if statement.function is None else statement.function
     statements = [node for node in local_nodes(scope) if isinstance(node, ast.stmt)]
     return any(True for _ in keepers(statement, written, statements))
 

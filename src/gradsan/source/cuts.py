@@ -89,9 +89,9 @@ def takes_cut(frame: Frame) -> bool:
 def cuts_taken(frame: Frame) -> Iterator[ast.expr]:
     """The expressions that detach a value used by the statement at ``frame``, found as in ``takes_cut``."""
     statement = statement_at(frame)
-    if statement is None or isinstance(statement.function, ast.Lambda):
+    scope = None if statement is None else statement.scope
+    if statement is None or scope is None:
         return
-    scope = statement.source.module if statement.function is None else statement.function
     bindings = [one for node in local_nodes(scope) if isinstance(node, ast.Assign) for one in bindings_of(node)]
     waiting, seen = [(statement.node, 0)], set()
     while waiting:

@@ -47,7 +47,9 @@ class Flow:
     leaves: list[State] = field(default_factory=list)
 
 
-def reaching(body: list[ast.stmt], at: ast.stmt, persists: Callable[[str], bool], given: Iterable[str] = ()) -> State:
+def reaching(
+    body: list[ast.stmt], at: ast.stmt, persists: Callable[[str], bool] = lambda _: False, given: Iterable[str] = ()
+) -> State:
     """The definitions that may reach ``at``, a statement somewhere in ``body``, by name.
 
     ``persists`` says which names keep their value from one execution of ``body`` to the next, ``given`` are those
@@ -71,7 +73,7 @@ def is_still_argument(body: list[ast.stmt], at: ast.stmt, name: str, passed: fro
 
     Augmented assignments before it, on other ``passed`` statements, change what they find.
     """
-    found = reaching(body, at, lambda name: False).get(name, frozenset())
+    found = reaching(body, at).get(name, frozenset())
     for one in {definition.statement for definition in found} - passed - {None}:
         if one is None or not any(binding.name == name and binding.replaces for binding in bindings_of(one)):
             continue
@@ -235,12 +237,11 @@ def _side_by_side(flows: list[Flow]) -> Flow:
 def binding_at(frame: Frame, name: str) -> Binding | None:
     """The binding of ``name`` that holds at ``frame``; None if there are several, or none in this function."""
     statement = statement_at(frame)
-    if statement is None or isinstance(statement.function, ast.Lambda):
+    if statement is None or statement.scope is None:
         return None
-    body = statement.source.module.body if statement.function is None else statement.function.body
     found = [
         binding
-        for definition in reaching(body, statement.node, lambda name: False).get(name, frozenset())
+        for definition in reaching(statement.scope.body, statement.node).get(name, frozenset())
         for binding in (bindings_of(definition.statement) if definition.statement is not None else ())
         if binding.name == name and binding.replaces and not isinstance(binding.statement, ast.AugAssign)
     ]

@@ -14,13 +14,12 @@ from gradsan.source.cuts import cut_of, mode_around, mode_of_decorators
 from gradsan.source.identifiers import assigned_names, leaf_name, local_nodes
 from gradsan.source.locate import Statement, expression_at, statement_at
 from gradsan.source.reuse import (
-    Scope,
     SecondName,
     definitions_at,
     reads_value,
     statements_of,
 )
-from gradsan.source.tree import SourceFile, header_nodes, read_source
+from gradsan.source.tree import ScopeNode, SourceFile, header_nodes, read_source
 
 _CONSTANT = frozenset({"sign", "sgn", "round", "floor", "ceil"})
 """Operations whose derivative is zero: their result is data, too."""
@@ -261,13 +260,13 @@ def kept_gradient(backward: Frame, name: str) -> SecondName | None:
     handle on the gradients may be kept to look at them after each backward.
     """
     statement = statement_at(backward)
-    if statement is None or isinstance(statement.function, ast.Lambda):
+    scope = None if statement is None else statement.scope
+    if statement is None or scope is None:
         return None
-    scope: Scope = statement.source.module if statement.function is None else statement.function
     return _in_a_list(statement, name, scope) or _taken_twice(statement, name, scope)
 
 
-def _in_a_list(statement: Statement, name: str, scope: Scope) -> SecondName | None:
+def _in_a_list(statement: Statement, name: str, scope: ScopeNode) -> SecondName | None:
     for loop in reversed(statement.loops):
         inside = [node for node in ast.walk(loop) if isinstance(node, ast.stmt) and node is not loop]
         if any(name in assigned_names(node) for node in (loop, *inside) if isinstance(node, ast.Assign | ast.For)):
@@ -282,7 +281,7 @@ def _in_a_list(statement: Statement, name: str, scope: Scope) -> SecondName | No
     return None
 
 
-def _taken_twice(statement: Statement, name: str, scope: Scope) -> SecondName | None:
+def _taken_twice(statement: Statement, name: str, scope: ScopeNode) -> SecondName | None:
     bound = definitions_at(scope, statement.node).get(name, frozenset())
     keeping = next((one.statement for one in bound), None)
     if len(bound) != 1 or not isinstance(keeping, ast.Assign):

@@ -147,9 +147,9 @@ def chooses_parameters(frame: Frame) -> bool:
     That is an ``if`` over ``named_parameters()`` or ``named_modules()`` that does not test ``requires_grad``.
     """
     statement = statement_at(frame)
-    if statement is None or isinstance(statement.function, ast.Lambda):
+    scope = None if statement is None else statement.scope
+    if statement is None or scope is None:
         return False
-    scope = statement.source.module if statement.function is None else statement.function
     for node in ast.walk(scope):
         loops: list[tuple[ast.expr, list[ast.expr]]] = []
         if isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from gradsan.model import Frame
-from gradsan.source.tree import FunctionNode, SourceFile, Span, header_nodes, read_source
+from gradsan.source.tree import FunctionNode, ScopeNode, SourceFile, Span, header_nodes, read_source
 
 _OPERATIONS = (ast.AugAssign, ast.Call, ast.BinOp, ast.UnaryOp, ast.Compare, ast.Subscript, ast.Attribute)
 _DYNAMO_RESUME = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+$")
@@ -34,6 +34,13 @@ class Statement:
     span: Span
     function: FunctionNode | None
     loops: tuple[ast.For | ast.AsyncFor | ast.While, ...]
+
+    @property
+    def scope(self) -> ScopeNode | None:
+        """The function or module whose variables it binds; None in a lambda."""
+        if isinstance(self.function, ast.Lambda):
+            return None
+        return self.source.module if self.function is None else self.function
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
@@ -24,7 +24,7 @@ from gradsan.source.identifiers import (
 from gradsan.source.inplace import BLANK, is_inplace_name
 from gradsan.source.locate import Statement, expression_at, statement_at
 from gradsan.source.targets import operand_expressions
-from gradsan.source.tree import SourceFile, Span
+from gradsan.source.tree import ScopeNode, SourceFile, Span
 
 
 def read_as_before(name: str, call: Frame, read: Frame) -> str | None:
@@ -101,9 +101,6 @@ _COUNTS = _KEEPS | {"backward", "extend"}
 """Methods whose calls are bare statements and still contribute to a loss; others only display something."""
 
 
-Scope: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
-
-
 @dataclass(frozen=True, slots=True)
 class SecondName:
     """Another name of a written tensor: ``name``, bound at the line ``bound`` and read at the line ``read``.
@@ -126,9 +123,9 @@ class SecondName:
 def second_name(frame: Frame, written: str) -> SecondName | None:
     """The other name of the tensor that the statement at ``frame`` changes in place as ``written``; else None."""
     statement = statement_at(frame)
-    if statement is None or not written.isidentifier() or isinstance(statement.function, ast.Lambda):
+    scope = None if statement is None else statement.scope
+    if statement is None or not written.isidentifier() or scope is None:
         return None
-    scope = statement.source.module if statement.function is None else statement.function
     statements = statements_of(scope)
     return _by_name(statement, written, scope, statements) or _by_list(statement, written, statements)
 
@@ -141,14 +138,14 @@ def argument_read_later(call: Frame, name: str, is_second_name: bool = False) ->
     """
     statement, expression = statement_at(call), expression_at(call)
     node = None if expression is None else expression.node
-    if statement is None or not isinstance(node, ast.Call) or isinstance(statement.function, ast.Lambda):
+    scope = None if statement is None else statement.scope
+    if statement is None or not isinstance(node, ast.Call) or scope is None:
         return None
     arguments = [*node.args, *(one.value for one in node.keywords)]
     given = next((one for one in arguments if _is_name(one, name)), None)
     is_read_beside = _is_read_beside(statement.source, node, name)
     if given is None or (isinstance(statement.node, ast.Return) and not is_read_beside):
         return None
-    scope = statement.source.module if statement.function is None else statement.function
     at = definitions_at(scope, statement.node)
     statements = statements_of(scope)
     if not _is_data_of_round(statement, _whole(at, name)):
@@ -166,14 +163,14 @@ def argument_read_later(call: Frame, name: str, is_second_name: bool = False) ->
 def is_made_in_round(call: Frame, name: str) -> bool:
     """Whether ``name`` is neither a state carried through the rounds of the loop around ``call`` nor blank memory."""
     statement = statement_at(call)
-    if statement is None or isinstance(statement.function, ast.Lambda):
+    scope = None if statement is None else statement.scope
+    if statement is None or scope is None:
         return True
-    scope = statement.source.module if statement.function is None else statement.function
     root = re.split(r"[.\[]", name, maxsplit=1)[0]
     return _is_data_of_round(statement, _whole(definitions_at(scope, statement.node), root))
 
 
-def statements_of(scope: Scope) -> list[ast.stmt]:
+def statements_of(scope: ScopeNode) -> list[ast.stmt]:
     """The statements of a function or module itself, in the order of their lines."""
     statements = [node for node in local_nodes(scope) if isinstance(node, ast.stmt)]
     return sorted(statements, key=lambda node: (node.lineno, node.col_offset))
@@ -191,7 +188,7 @@ def copy_second_name(frame: Frame, found: SecondName | None) -> Change | None:
     return edited(statement.source, [end], "clone_second_name")
 
 
-def _by_name(statement: Statement, written: str, scope: Scope, statements: list[ast.stmt]) -> SecondName | None:
+def _by_name(statement: Statement, written: str, scope: ScopeNode, statements: list[ast.stmt]) -> SecondName | None:
     result = _result_of_write(statement.node, written)
     if result is not None:
         name, value = result
@@ -267,10 +264,10 @@ def _pairs(alias: ast.Assign, written: str) -> Iterator[tuple[str, str]]:
             yield value.id, value.id
 
 
-def definitions_at(scope: Scope, at: ast.stmt) -> State:
+def definitions_at(scope: ScopeNode, at: ast.stmt) -> State:
     """The definitions that reach a statement of a function or module, those of its parameters among them."""
     given = [] if isinstance(scope, ast.Module) else parameters(scope)
-    return reaching(scope.body, at, lambda name: False, given)
+    return reaching(scope.body, at, given=given)
 
 
 def _whole(state: State, name: str) -> frozenset[ast.stmt | None]:
@@ -288,7 +285,7 @@ def _is_written_in(statement: ast.stmt | None, name: str) -> bool:
 
 
 def _read_of_both(
-    statement: Statement, written: str, other: str, at: State, scope: Scope, statements: list[ast.stmt]
+    statement: Statement, written: str, other: str, at: State, scope: ScopeNode, statements: list[ast.stmt]
 ) -> int | None:
     """The line of the first read of ``other`` after the write; None where one of the two names is not read again."""
     own = frozenset((statement.node,))
@@ -300,7 +297,7 @@ def read_after(
     statement: Statement,
     name: str,
     bound: frozenset[ast.stmt | None],
-    scope: Scope,
+    scope: ScopeNode,
     statements: list[ast.stmt],
 ) -> int | None:
     """The line of the first read of ``name`` after a statement, as ``bound`` or as written in place since."""
@@ -350,9 +347,9 @@ def _read_after(inside: list[ast.stmt], name: str, source: SourceFile, statement
 def collected_result(frame: Frame, keeper: str) -> SecondName | None:
     """The list ``keeper``, read later, to which a loop appends the result of the call at ``frame`` each iteration."""
     statement = statement_at(frame)
-    if statement is None or isinstance(statement.function, ast.Lambda):
+    if statement is None or statement.scope is None:
         return None
-    source, statements = statement.source, statements_of(statement.function or statement.source.module)
+    source, statements = statement.source, statements_of(statement.scope)
     for inside, part in result_keepers(statement, keeper, statements):
         read = _read_after(inside, keeper, source, statements)
         if read is not None:

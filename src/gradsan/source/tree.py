@@ -27,6 +27,7 @@ from types import MappingProxyType, ModuleType
 from typing import TypeAlias
 
 FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+ScopeNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 _COMPREHENSIONS = {
     ast.ListComp: "<listcomp>",
     ast.SetComp: "<setcomp>",

@@ -90,7 +90,7 @@ def reads_gradient(frame: Frame, *, or_beside: bool = False) -> bool:
         return True
     if any(name in {"g", "lr"} or "grad" in name.lower() for name in names):
         return True
-    scope = statement.source.module if statement.function is None else statement.function
+    scope = statement.function or statement.source.module
     made = (one for one in ast.walk(scope) if isinstance(one, ast.Assign) and names & set(assigned_names(one)))
     calls = (one for node in made for one in ast.walk(node.value) if isinstance(one, ast.Call))
     return any(
@@ -122,20 +122,18 @@ def definition_of(frame: Frame, name: str) -> Made | None:
     Module-level bindings count if the function has none. None where there are several such statements, or none.
     """
     statement = statement_at(frame)
-    if statement is None or isinstance(statement.function, ast.Lambda):
+    scope = None if statement is None else statement.scope
+    if statement is None or scope is None:
         return None
-    source = statement.source
-    module = source.module.body
-    body = module if statement.function is None else statement.function.body
-    found = reaching(body, statement.node, lambda _: False).get(name, frozenset())
+    source, module = statement.source, statement.source.module.body
+    found = reaching(scope.body, statement.node).get(name, frozenset())
     nodes = {definition.statement for definition in found}
     if None in nodes:
         return None
     if any(node is not None and not _gives_value(node, name) for node in nodes):
         # An in-place update reached the statement; its target was bound elsewhere in this body.
-        scope = source.module if statement.function is None else statement.function
         nodes = {node for node in local_nodes(scope) if isinstance(node, ast.stmt) and _gives_value(node, name)}
-    if not nodes and body is not module:
+    if not nodes and scope.body is not module:
         nodes = {node for node in module if _gives_value(node, name)}
     node = next(iter(nodes)) if len(nodes) == 1 else None
     return None if node is None else _made(source, node, name, frame)

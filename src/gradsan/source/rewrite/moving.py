@@ -353,11 +353,9 @@ def detach_given(frame: Frame, taker: str, maker: str) -> tuple[str, Change] | N
 
 
 def _comes_from(name: str, reader: Statement, at: ast.stmt, maker: ast.stmt, depth: int) -> bool:
-    function = reader.function
-    if isinstance(function, ast.Lambda) or depth == 0:
+    if reader.scope is None or depth == 0:
         return False
-    body = reader.source.module.body if function is None else function.body
-    found = reaching(body, at, lambda _: False)
+    found = reaching(reader.scope.body, at)
     for key in (name, name.replace("[", ".").split(".")[0]):
         for definition in found.get(key, frozenset()):
             node = definition.statement

@@ -189,10 +189,9 @@ def view_again(frame: Frame, name: str) -> Change | None:
         return None
     value = ast.parse(made.value, mode="eval").body
     first = statement_at(made.frame)
-    if first is None or first.function is not statement.function or isinstance(first.function, ast.Lambda):
+    if first is None or first.function is not statement.function or first.scope is None:
         return None
-    body = first.source.module.body if first.function is None else first.function.body
-    then, now = (reaching(body, one.node, lambda _: False) for one in (first, statement))
+    then, now = (reaching(first.scope.body, one.node) for one in (first, statement))
     if any(then.get(one.id) != now.get(one.id) for one in ast.walk(value) if isinstance(one, ast.Name)):
         return None
     is_method = isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute)
