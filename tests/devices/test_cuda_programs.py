@@ -67,7 +67,7 @@ def recurrent(device: str) -> Any:
 def replayed(device: str) -> Any:
     """A whole step as a CUDA graph, whose static input is overwritten before each replay."""
     model, x = perceptron(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, capturable=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     static = x.clone()
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())

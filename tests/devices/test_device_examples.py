@@ -21,6 +21,7 @@ CODES = {
 }
 _NOT_RUN = "the device cannot run it"
 START = """\
+import functools
 import importlib
 import runpy
 import sys
@@ -32,6 +33,8 @@ module = {"simulated": "simulated", "openreg": "torch_openreg"}.get(device.parti
 if module:
     importlib.import_module(module)
 torch.set_default_device(device)
+if not module:  # it draws from no generator of the CPU's
+    torch.Generator = functools.partial(torch.Generator, device)
 sys.argv[1:] = []
 runpy.run_path("train.py", run_name="__main__")
 """
