@@ -186,11 +186,11 @@ def clone_given(frame: Frame, chosen: Callable[[ast.Call], ast.expr | None]) -> 
     if value is None or isinstance(value, ast.Starred):
         return None
     span = source.span(value)
-    edits = [Edit.insert(span.end_line, span.end_column, ".clone()")]
+    edits = [Edit.after(span, ".clone()")]
     if not isinstance(value, _PRIMARY):
         edits = [
-            Edit.insert(span.line, span.column, "("),
-            Edit.insert(span.end_line, span.end_column, ").clone()"),
+            Edit.before(span, "("),
+            Edit.after(span, ").clone()"),
         ]
     return edited(source, edits, "clone_before")
 
@@ -351,7 +351,7 @@ def returned_by_hook(frame: Frame, between: Sequence[Frame], name: str, change: 
     if any(isinstance(node, ast.Return) and node.value is not None for node in local_nodes(function)):
         return None
     first, last = source.span(function.body[0]), source.span(function.body[-1])
-    indent = source.lines[first.line - 1][: first.column - 1]
+    indent = source.indent(first)
     replaced = len(change.old.split("\n")) if change.old else 0
     rest = source.lines[change.line - 1 + replaced : last.end_line]
     old = source.lines[change.line - 1 : last.end_line]

@@ -45,6 +45,16 @@ class Edit:
         """Insert ``text`` before ``column`` (from 1) of ``line``."""
         return cls(Span(line, column, line, column), text)
 
+    @classmethod
+    def before(cls, span: Span, text: str) -> Edit:
+        """Insert ``text`` before ``span``."""
+        return cls.insert(span.line, span.column, text)
+
+    @classmethod
+    def after(cls, span: Span, text: str) -> Edit:
+        """Insert ``text`` after ``span``."""
+        return cls.insert(span.end_line, span.end_column, text)
+
 
 def apply_change(text: str, change: Change) -> str:
     """The source ``text`` with ``change`` applied. Raises ValueError where the old lines do not match."""
@@ -132,7 +142,7 @@ def insert_before(
     head = source.lines[line - 1][: span.column - 1]
     if not head.strip():
         return _checked(source, Change(line, "", head + text, kind, notes))
-    return edited(source, [Edit.insert(span.line, span.column, f"{text}; ")], kind, notes)
+    return edited(source, [Edit.before(span, f"{text}; ")], kind, notes)
 
 
 def insert_after(
@@ -142,11 +152,11 @@ def insert_after(
     if hasattr(statement, "body") or isinstance(statement, ast.Match):
         return None
     span = source.span(statement)
-    head = source.lines[span.line - 1][: span.column - 1]
+    head = source.indent(span)
     tail = source.lines[span.end_line - 1][span.end_column - 1 :].strip()
     if not head.strip() and (not tail or tail.startswith("#")):
         return _checked(source, Change(span.end_line + 1, "", head + text, kind, notes))
-    return edited(source, [Edit.insert(span.end_line, span.end_column, f"; {text}")], kind, notes)
+    return edited(source, [Edit.after(span, f"; {text}")], kind, notes)
 
 
 def _with_edits(source: SourceFile, first: int, last: int, edits: Sequence[Edit]) -> list[str]:

@@ -65,8 +65,7 @@ def detach_collected(file: str, paths: Iterable[str]) -> tuple[Change, tuple[str
     chosen = list(dict.fromkeys(one for one in values if one is not None))
     if source is None or not chosen:
         return None
-    spans = [source.span(one) for one in chosen]
-    change = edited(source, [Edit.insert(one.end_line, one.end_column, ".detach()") for one in spans], "detach")
+    change = edited(source, [Edit.after(source.span(one), ".detach()") for one in chosen], "detach")
     return None if change is None else (change, tuple(dict.fromkeys(source.text(one) for one in chosen)))
 
 

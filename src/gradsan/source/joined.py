@@ -139,7 +139,7 @@ def _joints(source: SourceFile, block: object) -> Iterator[tuple[int, int, int, 
     for before, after in itertools.pairwise(statements):
         end, begin = source.span(before), source.span(after)
         head = source.span(statements[0])
-        indent = source.lines[head.line - 1][: head.column - 1]
+        indent = source.indent(head)
         if end.end_line == begin.line and not indent.strip():
             yield begin.line, end.end_column, begin.column, indent
 

@@ -336,13 +336,13 @@ def _detached(source: SourceFile, value: ast.expr) -> Change | None:
     span = source.span(value)
     if isinstance(value, ast.BinOp | ast.UnaryOp):
         edits = [
-            Edit.insert(span.line, span.column, "("),
-            Edit.insert(span.end_line, span.end_column, ").detach()"),
+            Edit.before(span, "("),
+            Edit.after(span, ").detach()"),
         ]
         return edited(source, edits, "detach")
     if not isinstance(value, _SIMPLE):
         return None
-    return edited(source, [Edit.insert(span.end_line, span.end_column, ".detach()")], "detach")
+    return edited(source, [Edit.after(span, ".detach()")], "detach")
 
 
 def _defined_at(source: SourceFile, definition: Frame) -> FunctionNode | None:

@@ -358,7 +358,7 @@ def _insert_behind(source: SourceFile, statement: ast.stmt, text: str, kind: str
     if not hasattr(statement, "body"):
         return insert_after(source, statement, text, kind)
     span = source.span(statement)
-    head = source.lines[span.line - 1][: span.column - 1]
+    head = source.indent(span)
     change = Change(span.end_line + 1, "", head + text, kind)
     fits = not head.strip() and parses(apply_change("\n".join(source.lines), change))
     return change if fits else None

@@ -81,9 +81,9 @@ class SourceFile:
             return ast.unparse(node)
         return self.lines[span.line - 1][span.column - 1 : span.end_column - 1]
 
-    def indent(self, node: ast.AST) -> str:
-        """The text before ``node`` on its line: its indentation, where the node begins the line."""
-        span = self.span(node)
+    def indent(self, at: ast.AST | Span) -> str:
+        """The text before ``at`` on its line: its indentation, where it begins the line."""
+        span = at if isinstance(at, Span) else self.span(at)
         return self.lines[span.line - 1][: span.column - 1]
 
     def slice(self, span: Span) -> str:

@@ -10,8 +10,7 @@ from typing import Any
 from gradsan.model import Diagnosis, Fix, Frame, Label, Lines
 from gradsan.source.change import Change, Edit, changed_lines, text_with
 from gradsan.source.identifiers import leaf_name
-from gradsan.source.locate import statement_at
-from gradsan.source.rewrite.moving import is_whole_lines, until_apart
+from gradsan.source.rewrite.moving import blocks_around, is_whole_lines, until_apart
 from gradsan.source.rewrite.moving import names_read as names_read
 from gradsan.source.tree import SourceFile, Span, read_source
 
@@ -80,23 +79,8 @@ def placements(label: Label) -> Iterator[Placed]:
 
 
 def _placed(frames: Sequence[Frame]) -> Iterator[Placed]:
-    for frame in reversed(frames):
-        found = statement_at(frame)
-        if found is None:
-            continue
-        node: ast.stmt = found.node
-        while True:
-            parent, field = found.source.parents.get(node, (None, ""))
-            block = getattr(parent, field, None) if parent is not None else None
-            if isinstance(block, list) and node in block:
-                yield Placed(found.source, block, node, block.index(node))
-            outer = next(
-                (one for one, _ in found.source.ancestors(node) if isinstance(one, ast.stmt)),
-                None,
-            )
-            if outer is None or isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                break
-            node = outer
+    for source, block, node in blocks_around(frames):
+        yield Placed(source, block, node, block.index(node))
 
 
 def in_one_block(first: Label, second: Label) -> tuple[Placed, Placed] | None:

@@ -248,7 +248,7 @@ def _behind(source: SourceFile, value: ast.expr | None, text: str) -> Edit | Non
     if value is None or not isinstance(value, _TAKES_METHOD):
         return None
     span = source.span(value)
-    return Edit.insert(span.end_line, span.end_column, text)
+    return Edit.after(span, text)
 
 
 def _left_out(label: Label) -> Lines:

@@ -172,7 +172,7 @@ def _whole_block(written: Sequence[Label]) -> tuple[tuple[str, int, str], ...]:
     if any(source.text(node) != name.id for _, node in found) or not is_whole_lines(source, block):
         return ()
     first, last = source.span(block.body[0]), source.span(block)
-    head = source.lines[last.line - 1][: last.column - 1]
+    head = source.indent(last)
     body = textwrap.indent(textwrap.dedent("\n".join(source.lines[first.line - 1 : last.end_line])), head)
     gone = dict.fromkeys(range(last.line + 1, last.end_line + 1), "")
     return blocks.lines_changed(source, {**gone, last.line: f"{head}{name.id} = {name.id}.clone()\n{body}"})
@@ -200,7 +200,7 @@ def _recorded(label: Label, place: Expression, target: Target) -> Lines:
     if text is None or not isinstance(target.node, ast.Name | ast.Attribute):
         return ()
     span = source.span(place.statement)
-    head = source.lines[span.line - 1][: span.column - 1]
+    head = source.indent(span)
     gone = dict.fromkeys(range(span.line + 1, span.end_line + 1), "")
     return blocks.lines_changed(source, {**gone, span.line: f"{head}{name} = {name}.clone()\n{head}{text}"})
 
@@ -224,10 +224,10 @@ def _where_grad_is_on(source: SourceFile, block: ast.With, statement: ast.stmt, 
     lines = [changes.get(line, source.lines[line - 1]) for line in range(span.line, span.end_line + 1)]
     text = "\n".join(line for line in lines if line)
     if len(block.body) == 1 and len(block.items) == 1:
-        head = source.lines[outer.line - 1][: outer.column - 1]
+        head = source.indent(outer)
         gone = dict.fromkeys(range(outer.line + 1, span.end_line + 1), "")
         return blocks.lines_changed(source, {**gone, outer.line: textwrap.indent(textwrap.dedent(text), head)})
-    head = source.lines[span.line - 1][: span.column - 1]
+    head = source.indent(span)
     torch = blocks.module_of(block)
     if torch is None:
         return ()

@@ -66,9 +66,9 @@ def functional_fast_weights(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         at_loop, inputs = source.span(inner), _inputs(asked.node)
         if inputs is None:
             return ()
-        indent = source.lines[at_loop.line - 1][: at_loop.column - 1]
+        indent = source.indent(at_loop)
         start = f"{fast} = dict({model}.named_parameters())\n{indent}"
-        edits += [Edit.insert(at_loop.line, at_loop.column, start), Edit(source.span(inputs), f"list({fast}.values())")]
+        edits += [Edit.before(at_loop, start), Edit(source.span(inputs), f"list({fast}.values())")]
     lines = edited_lines(source, edits)
     values = {**advice.summary.values, "model": model, "fast": fast}
     return (blocks.fix("functional_fast_weights", lines, **values),) if lines else ()

@@ -194,7 +194,7 @@ def clear_after_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     if not is_plain or not all(is_whole_lines(source, node) for node in nodes):
         return ()
     span = source.span(step.statement)
-    indent = source.lines[span.line - 1][: span.column - 1]
+    indent = source.indent(span)
     behind = f"{source.lines[span.end_line - 1]}\n{indent}{source.text(clear.statement)}"
     lines = blocks.lines_changed(source, {**blocks.removed(source, clear.statement), span.end_line: behind})
     return (replace(advice, lines=lines, applicability="review"),)
@@ -267,7 +267,7 @@ def differentiate_base(diagnosis: Diagnosis) -> tuple[Fix, ...]:
             bases.add(source.text(part.value))
             names.append(given.id)
             edits.append(Edit(source.span(given), source.text(part.value)))
-            edits.append(Edit.insert(at.end_line, at.end_column, index))
+            edits.append(Edit.after(at, index))
     lines = edited_lines(source, edits) if len(bases) == 1 else ()
     return (blocks.fix("differentiate_base", lines, name=names[0], base=bases.pop()),) if lines else ()
 

@@ -45,8 +45,7 @@ def detach_other_network(diagnosis: Diagnosis) -> tuple[Fix, ...]:
             for one in header_nodes(node)
             if isinstance(one, ast.Name) and one.id in computed and _is_given(step, one, losses, backward.statement)
         ]
-        spans = [step.source.span(one) for one in reads]
-        edits = [Edit.insert(span.end_line, span.end_column, ".detach()") for span in spans]
+        edits = [Edit.after(step.source.span(one), ".detach()") for one in reads]
         change = edited(step.source, edits, "detach")
         if change is not None:
             lines += changed_lines(step.source.file, change)
@@ -151,7 +150,7 @@ def sum_losses(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     if any(blocks.method_call(node, "step") or blocks.method_call(node, "zero_grad") for node in between):
         return ()
     span = source.span(second.statement)
-    indent = source.lines[span.line - 1][: span.column - 1]
+    indent = source.indent(span)
     keeps = calls[1] is not None and any(one.arg == "retain_graph" for one in calls[1].keywords)
     argument = "retain_graph=True" if keeps else ""
     changes = {
@@ -265,7 +264,7 @@ def _put_into(
         return None
     bound = set().union(*(blocks.names_bound(node) for node in moving))
     body = source.span(_first_after_docstring(loop))
-    indent = source.lines[body.line - 1][: body.column - 1]
+    indent = source.indent(body)
     text = "\n".join(textwrap.indent(textwrap.dedent(blocks.text_of(source, node)), indent) for node in moving)
     changes = {body.line: f"{text}\n{source.lines[body.line - 1]}"}
     # Names read elsewhere in between, or after a loop that may not run, keep their original definition as well.
@@ -405,5 +404,5 @@ def _without_decorator(source: SourceFile, decorator: ast.expr) -> Lines:
     span = source.span(decorator)
     if name == "cached_property":
         return changed_lines(source.file, change) if (change := edited(source, [Edit(span, "property")], "")) else ()
-    is_alone = source.lines[span.line - 1][: span.column - 1].strip() == "@" and span.line == span.end_line
+    is_alone = source.indent(span).strip() == "@" and span.line == span.end_line
     return ((source.file, span.line, ""),) if name in ("cache", "lru_cache") and is_alone else ()

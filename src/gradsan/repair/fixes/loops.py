@@ -83,7 +83,7 @@ def _each_round(source: SourceFile, loop: ast.For, step: ast.stmt, call: ast.Cal
     names = ("pending", "optimizer", "params", "p", "grads", "grad")
     kept, stepping, params, p, grads, grad = (blocks.fresh_name(source, name) for name in names)
     start, place = source.span(loop), source.span(step)
-    outer, inner = source.lines[start.line - 1][: start.column - 1], source.lines[place.line - 1][: place.column - 1]
+    outer, inner = source.indent(start), source.indent(place)
     unit = indentation_of(source)
     # A gradient that is not removed in between is accumulated in place.
     value = f"{p}.grad" if _clears(loop) else f"None if {p}.grad is None else {p}.grad.clone()"

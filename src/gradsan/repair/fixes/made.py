@@ -163,7 +163,7 @@ def _added(source: SourceFile, value: ast.expr, part: str, is_module: bool) -> E
         group = f"{part}.parameters()" if is_module else f"[{part}]"
         last = source.span(value.elts[-1])
         added = f'{{"params": {group}}}' if is_groups else each
-        return Edit.insert(last.end_line, last.end_column, f", {added}")
+        return Edit.after(last, f", {added}")
     if isinstance(value, ast.BinOp):
         return Edit(span, f"{text} + [{each}]")
     if isinstance(value, ast.Call):
@@ -197,7 +197,7 @@ def schedule_anew(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         before = source.slice(Span(span.line, span.column, argument.line, argument.column))
         after = source.slice(Span(argument.end_line, argument.end_column, span.end_line, span.end_column))
         at = source.span(optimizing)
-        indent = source.lines[at.line - 1][: at.column - 1]
+        indent = source.indent(at)
         text = f"{source.lines[at.end_line - 1]}\n{indent}{before}{name}{after}"
         lines = ((source.file, at.end_line, text),)
     return (blocks.fix("schedule_anew", lines, "schedule_anew", **dict(advice.summary.values)),) if lines else ()

@@ -165,7 +165,7 @@ def _continue_before(source: SourceFile, statement: ast.stmt, condition: str) ->
 def _before(source: SourceFile, statement: ast.stmt, rows: list[str]) -> Change | None:
     """``rows`` right before ``statement``, which must be alone on its line."""
     span = source.span(statement)
-    head = source.lines[span.line - 1][: span.column - 1]
+    head = source.indent(span)
     if head.strip():
         return None
     return Change(span.line, "", "\n".join(f"{head}{row}" for row in rows), "before")

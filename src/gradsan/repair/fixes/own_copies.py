@@ -242,4 +242,4 @@ def _cloned(source: SourceFile, value: ast.expr) -> Edit | None:
     elif not isinstance(value, ast.Name | ast.Attribute | ast.Subscript):
         return None
     span = source.span(value)
-    return Edit.insert(span.end_line, span.end_column, ".clone()" if is_cut else ".detach().clone()")
+    return Edit.after(span, ".clone()" if is_cut else ".detach().clone()")

@@ -161,7 +161,7 @@ def _begun_anew(first: blocks.Placed, model: str, kept: _Kept, method: str) -> F
 
 def _loop(place: blocks.Placed, model: str, module: str, condition: str, body: str) -> str:
     span, unit = place.source.span(place.statement), indentation_of(place.source)
-    indent = place.source.lines[span.line - 1][: span.column - 1]
+    indent = place.source.indent(span)
     inner = "\n".join(f"{indent}{unit}{unit}{line}" for line in body.replace("\t", unit).split("\n"))
     return f"{indent}for {module} in {model}.modules():\n{indent}{unit}if {condition}:\n{inner}"
 
@@ -323,10 +323,9 @@ def _through_a_list(source: SourceFile, loop: ast.For, name: str, new: dict[ast.
     if changes.keys() & head.keys():
         return {}
     changes |= head | _given(source, new, owner, place_name, name)
-    first = source.span(loop.body[0])
-    indent = source.lines[first.line - 1][: first.column - 1]
-    read = f"{indent}{name} = {owner}.get_buffer({place_name})"
-    changes[first.line] = f"{read}\n{changes.get(first.line, source.lines[first.line - 1])}"
+    line = source.span(loop.body[0]).line
+    read = f"{source.indent(loop.body[0])}{name} = {owner}.get_buffer({place_name})"
+    changes[line] = f"{read}\n{changes.get(line, source.lines[line - 1])}"
     return changes
 
 
@@ -354,7 +353,7 @@ def _given(source: SourceFile, new: dict[ast.stmt, str], module: str, key: str, 
         changes |= blocks.removed(source, node)
         changes[span.line] = text
     last = source.span(list(new)[-1])
-    indent = source.lines[last.line - 1][: last.column - 1]
+    indent = source.indent(last)
     owner = f'{module}.get_submodule({key}.rpartition(".")[0])'
     changes[last.line] += f'\n{indent}setattr({owner}, {key}.rpartition(".")[2], {variable})'
     return changes

@@ -84,21 +84,21 @@ def _is_safe(value: ast.expr) -> bool:
 
 def _by_index(source: SourceFile, loop: ast.For, taken: _Taken, name: str) -> Fix | None:
     body, target, walked = (source.span(node) for node in (loop.body[0], loop.target, loop.iter))
-    if walked.end_line >= body.line or source.lines[body.line - 1][: body.column - 1].strip():
+    if walked.end_line >= body.line or source.indent(body).strip():
         return None
     index = taken.index or blocks.fresh_name(source, "index")
     whole = source.text(taken.whole)
     view = f"{whole}[{index}]" if taken.dimension == "0" else f"{whole}.select({taken.dimension}, {index})"
-    indent = source.lines[body.line - 1][: body.column - 1]
+    indent = source.indent(body)
     changes = {body.line: f"{indent}{name} = {view}\n{source.lines[body.line - 1]}"}
     if taken.index is None:
         is_several = isinstance(loop.target, ast.Tuple)
         bare = is_several and not source.text(loop.target).startswith("(")
         edits = [
-            Edit.insert(target.line, target.column, f"{index}, (" if bare else f"{index}, "),
-            *([Edit.insert(target.end_line, target.end_column, ")")] if bare else []),
-            Edit.insert(walked.line, walked.column, "enumerate("),
-            Edit.insert(walked.end_line, walked.end_column, ")"),
+            Edit.before(target, f"{index}, (" if bare else f"{index}, "),
+            *([Edit.after(target, ")")] if bare else []),
+            Edit.before(walked, "enumerate("),
+            Edit.after(walked, ")"),
         ]
         whole_lines = type(target)(target.line, 1, walked.end_line, len(source.lines[walked.end_line - 1]) + 1)
         changes |= dict.fromkeys(range(target.line, walked.end_line + 1), "")
@@ -133,7 +133,7 @@ def _behind(place: blocks.Placed, block: ast.With) -> Lines:
     )
     if is_needed or is_changed or not isinstance(node, ast.Assign) or len(place.block) < 2 or len(block.items) > 1:
         return ()
-    moved = textwrap.indent(textwrap.dedent(blocks.text_of(source, node)), _indent(source, block))
+    moved = textwrap.indent(textwrap.dedent(blocks.text_of(source, node)), source.indent(block))
     changes = blocks.removed(source, node)
     end = source.span(block).end_line
     changes[end] = moved if end in changes else f"{source.lines[end - 1]}\n{moved}"
@@ -142,16 +142,11 @@ def _behind(place: blocks.Placed, block: ast.With) -> Lines:
 
 def _recorded_in_place(place: blocks.Placed) -> Lines:
     source, node = place.source, place.statement
-    indent, span = _indent(source, node), source.span(node)
+    indent, span = source.indent(node), source.span(node)
     inner = textwrap.indent(blocks.text_of(source, node), indentation_of(source))
     text = f"{indent}with torch.enable_grad():\n{inner}"
     gone = dict.fromkeys(range(span.line + 1, span.end_line + 1), "")
     return blocks.lines_changed(source, {**gone, span.line: text})
-
-
-def _indent(source: SourceFile, node: ast.stmt) -> str:
-    span = source.span(node)
-    return source.lines[span.line - 1][: span.column - 1]
 
 
 def views_after_write(diagnosis: Diagnosis) -> tuple[Fix, ...]:

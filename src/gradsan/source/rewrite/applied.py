@@ -149,9 +149,9 @@ def behind(source: SourceFile, node: ast.expr, tail: str) -> list[Edit]:
     span = _parentheses(source, node)
     if span is None and not isinstance(node, TAKES_A_METHOD_CALL):
         own = source.span(node)
-        return [Edit.insert(own.line, own.column, "("), Edit.insert(own.end_line, own.end_column, f"){tail}")]
+        return [Edit.before(own, "("), Edit.after(own, f"){tail}")]
     span = source.span(node) if span is None else span
-    return [Edit.insert(span.end_line, span.end_column, tail)]
+    return [Edit.after(span, tail)]
 
 
 def plus(source: SourceFile, node: ast.expr, number: str) -> list[Edit]:
@@ -161,8 +161,8 @@ def plus(source: SourceFile, node: ast.expr, number: str) -> list[Edit]:
     is_argument = isinstance(parent, ast.Call) and field == "args"
     has_own = is_argument or _parentheses(source, node) is not None
     if has_own and not isinstance(node, _BINDS_LOOSER):
-        return [Edit.insert(span.end_line, span.end_column, f" + {number}")]
-    return [Edit.insert(span.line, span.column, "("), Edit.insert(span.end_line, span.end_column, f" + {number})")]
+        return [Edit.after(span, f" + {number}")]
+    return [Edit.before(span, "("), Edit.after(span, f" + {number})")]
 
 
 def _parentheses(source: SourceFile, node: ast.expr) -> Span | None:

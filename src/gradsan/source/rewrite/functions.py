@@ -53,7 +53,7 @@ def copy_saved_early(write: Frame, op: str) -> Change | None:
     if statement is None or found is None:
         return None
     span = statement.source.span(found.argument)
-    return edited(statement.source, [Edit.insert(span.end_line, span.end_column, ".clone()")], "copy_saved_early")
+    return edited(statement.source, [Edit.after(span, ".clone()")], "copy_saved_early")
 
 
 def kept_on_context(frame: Frame, attribute: str) -> Frame | None:
@@ -193,7 +193,7 @@ def bind_early(definition: Frame, call: Frame, name: str, value: str) -> Change 
     if not positional:
         return None
     last = max(map(source.span, [*positional, *arguments.defaults]), key=lambda span: (span.end_line, span.end_column))
-    edit = Edit.insert(last.end_line, last.end_column, f", {name}={value}")
+    edit = Edit.after(last, f", {name}={value}")
     return edited(source, [edit], "bind_early")
 
 

@@ -102,12 +102,12 @@ def _made(filled: _Filled, node: ast.Name) -> list[Edit] | None:
     head, tail = ("list(", f"{unbind})") if is_called else ("list((", f"){unbind})")
     if len(filled.source.lines[span.line - 1]) + len(head) + len(tail) > _WIDTH:
         return _on_a_line_of_its_own(filled, statement, f"list({filled.name}{unbind})")
-    return [Edit.insert(span.line, span.column, head), Edit.insert(span.end_line, span.end_column, tail)]
+    return [Edit.before(span, head), Edit.after(span, tail)]
 
 
 def _on_a_line_of_its_own(filled: _Filled, statement: ast.stmt, value: str) -> list[Edit] | None:
     span = filled.source.span(statement)
-    indent = filled.source.lines[span.line - 1][: span.column - 1]
+    indent = filled.source.indent(span)
     after = filled.source.lines[span.end_line - 1][span.end_column - 1 :].strip()
     if indent.strip() or (after and not after.startswith("#")):
         return None

@@ -84,8 +84,8 @@ def within_block(written: Sequence[Sequence[Frame]], used: Sequence[Frame]) -> L
     if any(isinstance(part, _LEAVING) for one in added for part in ast.walk(one)):
         return ()
     start, body = source.span(node), source.span(node.body[0])
-    head = source.lines[start.line - 1][: start.column - 1]
-    unit = source.lines[body.line - 1][: body.column - 1].removeprefix(head) or "    "
+    head = source.indent(start)
+    unit = source.indent(body).removeprefix(head) or "    "
     lines = range(start.end_line + 1, source.span(block[backward]).end_line + 1)
     texts = {line: source.lines[line - 1] for line in lines}
     return tuple((source.file, line, unit + text if text.strip() else text) for line, text in texts.items())
@@ -127,7 +127,7 @@ def _position(frame: Frame) -> tuple[str, int, int | None]:
 def is_whole_lines(source: SourceFile, node: ast.stmt) -> bool:
     """Whether the statement shares its lines with no other."""
     span = source.span(node)
-    before = source.lines[span.line - 1][: span.column - 1]
+    before = source.indent(span)
     after = source.lines[span.end_line - 1][span.end_column - 1 :].strip()
     return not before.strip() and (not after or after.startswith("#"))
 
@@ -327,7 +327,7 @@ def _edits_of_reads(source: SourceFile, statement: ast.stmt, name: str) -> list[
         if isinstance(parent, ast.Attribute) and parent.attr in _NOT_VALUES:
             continue
         span = source.span(node)
-        edits.append(Edit.insert(span.end_line, span.end_column, ".detach()"))
+        edits.append(Edit.after(span, ".detach()"))
     return edits
 
 
@@ -348,7 +348,7 @@ def detach_given(frame: Frame, taker: str, maker: str) -> tuple[str, Change] | N
     if statement is None or len(given) != 1:
         return None
     span = statement.source.span(given[0])
-    change = edited(statement.source, [Edit.insert(span.end_line, span.end_column, ".detach()")], "detach")
+    change = edited(statement.source, [Edit.after(span, ".detach()")], "detach")
     return None if change is None else (statement.source.text(given[0]), change)
 
 

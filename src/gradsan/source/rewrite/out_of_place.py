@@ -233,7 +233,7 @@ def _bind(source: SourceFile, top: ast.Call, target: ast.expr, name: str) -> lis
     parent, _ = source.parents[top]
     span = source.span(top)
     if isinstance(parent, ast.Expr):
-        head = source.lines[span.line - 1][: span.column - 1]
+        head = source.indent(span)
         column = len(head) - len(head.lstrip(" \t")) + 1 if not head.strip(" \t(") else span.column
         return [Edit.insert(span.line, column, f"{name} = ")] if can_rebind(source, target) else None
     if isinstance(parent, ast.Assign):
@@ -245,7 +245,7 @@ def _bind(source: SourceFile, top: ast.Call, target: ast.expr, name: str) -> lis
         between = source.slice(Span(last.end_line, last.end_column, span.line, span.column))
         if not can_rebind(source, target) or between.strip() != "=":
             return None
-        return [Edit.insert(span.line, span.column, f"{name} = ")]
+        return [Edit.before(span, f"{name} = ")]
     comprehensions = [around for around, _ in source.ancestors(top) if hasattr(around, "generators")]
     if any(isinstance(source.parents[around][0], ast.Expr) for around in comprehensions):
         return None  # a comprehension run for its effect alone would have none left
@@ -256,7 +256,7 @@ def _bind(source: SourceFile, top: ast.Call, target: ast.expr, name: str) -> lis
         return None
     if _is_read_before(source, top, target):
         return None
-    return [Edit.insert(span.line, span.column, f"({name} := "), Edit.insert(span.end_line, span.end_column, ")")]
+    return [Edit.before(span, f"({name} := "), Edit.after(span, ")")]
 
 
 def _is_read_before(source: SourceFile, top: ast.Call, target: ast.Name) -> bool:

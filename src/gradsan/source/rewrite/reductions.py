@@ -62,7 +62,7 @@ def sum_over_count(frame: Frame) -> Change | None:
     if edit is None or count is None:
         return None
     span = source.span(call)
-    return edited(source, [edit, Edit.insert(span.end_line, span.end_column, f" / {count}")], "sum_over_count")
+    return edited(source, [edit, Edit.after(span, f" / {count}")], "sum_over_count")
 
 
 def _mean(source: SourceFile, call: ast.Call, one: Applied) -> Change | None:
@@ -212,7 +212,7 @@ def in_float32(frame: Frame, device: str) -> list[Change]:
     found_changes = [] if plain is None else [plain]
     statement = found.statement
     span = source.span(statement)
-    head = source.lines[span.line - 1][: span.column - 1]
+    head = source.indent(span)
     is_simple = isinstance(statement, ast.Assign | ast.Return | ast.Expr | ast.AnnAssign) and not head.strip()
     if plain is not None and is_simple and span.line == span.end_line == plain.line:
         wide = plain.new.strip()

@@ -84,13 +84,13 @@ def _value_and_clone(source: SourceFile, statement: ast.stmt, name: str, notes: 
     if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Subscript):
         return None
     target, span = statement.targets[0], source.span(statement)
-    indent = source.lines[span.line - 1][: span.column - 1]
+    indent = source.indent(span)
     used = {node.id for node in source.nodes if isinstance(node, ast.Name)}
     free = next((one for one in _NAMES_OF_VALUES if one not in used), None)
     if len(statement.targets) > 1 or source.text(target.value) != name or indent.strip() or free is None:
         return None
     ahead = f"{free} = {source.text(statement.value)}\n{indent}{name} = {name}.clone()\n{indent}"
-    edits = [Edit.insert(span.line, span.column, ahead), Edit(source.span(statement.value), free)]
+    edits = [Edit.before(span, ahead), Edit(source.span(statement.value), free)]
     return edited(source, edits, "clone_before", notes)
 
 
@@ -116,7 +116,7 @@ def clone_at_save(frame: Frame, name: str) -> Change | None:
             return edited(source, wrapped(source, binding.value, node, "{}.clone()"), "clone_at_save")
         return insert_after(source, node, f"{name} = {name}.clone()", "clone_at_save")
     reads = [place for place in _own(within) if _reads_whole(source, place, name)]
-    edits = [Edit.insert(span.end_line, span.end_column, ".clone()") for span in map(source.span, reads)]
+    edits = [Edit.after(span, ".clone()") for span in map(source.span, reads)]
     return edited(source, edits, "clone_at_save")
 
 
@@ -303,10 +303,10 @@ def wrapped(source: SourceFile, value: ast.expr, statement: ast.stmt, template: 
         rest = Span(span.end_line, span.end_column, whole.end_line, whole.end_column)
         # The value is in parentheses already: ``h = (a + b)``.
         if source.slice(between).strip().removeprefix("=").strip() == "(" and source.slice(rest).strip() == ")":
-            return [Edit.insert(whole.end_line, whole.end_column, tail)]
+            return [Edit.after(whole, tail)]
     if needs_parentheses:
         head, tail = "(", f"){tail}"
-    return [Edit.insert(span.line, span.column, head), Edit.insert(span.end_line, span.end_column, tail)]
+    return [Edit.before(span, head), Edit.after(span, tail)]
 
 
 def _end(source: SourceFile, node: ast.AST) -> tuple[int, int]:

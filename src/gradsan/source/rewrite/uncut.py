@@ -74,7 +74,7 @@ def _moved(source: SourceFile, node: ast.expr, operand: str, used: Sequence[Fram
         function = _function_of(source, made)
     if function is not None and edits is not None:
         made, others = _call_of(source, function, [one.node for one in places])
-        edits += [Edit.insert(span.end_line, span.end_column, ".detach()") for span in map(source.span, others)]
+        edits += [Edit.after(span, ".detach()") for span in map(source.span, others)]
     if not isinstance(made, ast.Assign) or edits is None:
         return None
     names = {one.name for one in bindings_of(made) if one.value is None or node in ast.walk(one.value)}
@@ -84,8 +84,7 @@ def _moved(source: SourceFile, node: ast.expr, operand: str, used: Sequence[Fram
     reads = None if end is None or len(names) != 1 else _reads_of_others(source, scope, made, end, names)
     if reads is None:
         return None
-    spans = [source.span(one) for one in reads]
-    edits += [Edit.insert(span.end_line, span.end_column, ".detach()") for span in spans]
+    edits += [Edit.after(source.span(one), ".detach()") for one in reads]
     lines = edited_lines(source, edits)
     return Uncut(next(iter(names)), bool(reads), lines) if lines else None
 
@@ -138,7 +137,7 @@ def _out_of(source: SourceFile, block: ast.With, made: ast.stmt) -> list[Edit] |
     edits.append(Edit(Span(around.line, around.column, own.line, own.column), ""))
     if len(block.body) > 1:
         header = source.slice(Span(around.line, 1, first.line, 1)).rstrip("\n")
-        edits.append(Edit.insert(own.end_line, own.end_column, f"\n{header}"))
+        edits.append(Edit.after(own, f"\n{header}"))
     return edits
 
 

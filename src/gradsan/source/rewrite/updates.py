@@ -73,7 +73,7 @@ def updated_in_place(frame: Frame) -> Change | None:
     texts = [_update_in_place(source, node) for node in block[first : last + 1]]
     begin, end = source.span(block[first]), source.span(block[last])
     text = "\n".join([f"with {torch}.no_grad():", *(f"{indentation_of(source)}{one}" for one in texts)])
-    indent = source.lines[begin.line - 1][: begin.column - 1]
+    indent = source.indent(begin)
     whole = Span(begin.line, begin.column, end.end_line, end.end_column)
     return edited(source, [Edit(whole, text.replace("\n", f"\n{indent}"))], "no_grad")
 
@@ -104,8 +104,8 @@ def _as_leaves(source: SourceFile, node: ast.stmt) -> list[Edit] | None:
     if source.text(value.left) != source.text(target):
         return None
     span = source.span(value)
-    before = Edit.insert(span.line, span.column, "(")
-    return [before, Edit.insert(span.end_line, span.end_column, ").detach().requires_grad_()")]
+    before = Edit.before(span, "(")
+    return [before, Edit.after(span, ").detach().requires_grad_()")]
 
 
 def _update_in_place(source: SourceFile, node: ast.stmt) -> str | None:
@@ -125,7 +125,7 @@ def _update_in_place(source: SourceFile, node: ast.stmt) -> str | None:
 def _has_own_lines(source: SourceFile, node: ast.stmt) -> bool:
     span = source.span(node)
     tail = source.lines[span.end_line - 1][span.end_column - 1 :].strip()
-    head = source.lines[span.line - 1][: span.column - 1]
+    head = source.indent(span)
     # The lines of a string over several lines cannot be indented.
     texts = (one for one in ast.walk(node) if isinstance(one, ast.Constant | ast.JoinedStr))
     is_movable = all(one.lineno == one.end_lineno for one in texts)
