@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from gradsan import source
 from gradsan.diagnose.carriers import Carrier, cut
@@ -24,7 +24,7 @@ def instead_of_overwriting(facts: Facts, *, copy_first: bool = False) -> tuple[F
     Suggestions with a concrete line come first.
     """
     if _is_written_by_alias(facts):
-        return (*recompute_forward(facts), *reorder_step(facts))
+        return (*recompute_forward(facts), *advice(facts, "reorder_step", "changed"))
     after = update_after_backward(facts) if facts.name_kind == "parameter" else ()
     if after:
         return after
@@ -88,9 +88,9 @@ def instead_of_filling(facts: Facts) -> tuple[Fix, ...]:
     return (parts, *whole, *rest) if by_index else (*whole, parts, *rest)
 
 
-def reorder_step(facts: Facts) -> tuple[Fix, ...]:
-    """Do all backwards before any step."""
-    return (_fix("reorder_step", "changed", facts, ()),)
+def advice(facts: Facts, kind: str, meaning: Literal["preserved", "changed"]) -> tuple[Fix, ...]:
+    """The fix of ``kind`` in words alone."""
+    return (_fix(kind, meaning, facts, ()),)
 
 
 def update_after_backward(facts: Facts) -> tuple[Fix, ...]:
@@ -134,36 +134,11 @@ def drop_retain_graph(facts: Facts) -> tuple[Fix, ...]:
     return (_fix("drop_retain_graph", "changed", facts, lines),) if lines else ()
 
 
-def update_outside_graph(facts: Facts) -> tuple[Fix, ...]:
-    """Update statistics or buffers when no graph that uses them waits for its backward."""
-    return (_fix("reorder_update", "preserved", facts, ()),)
-
-
-def keep_buffers_local(facts: Facts) -> tuple[Fix, ...]:
-    """Let each rank compute with its own buffers, and broadcast them when no graph is waiting."""
-    return (_fix("keep_buffers_local", "changed", facts, ()),)
-
-
-def increment_or_name(facts: Facts) -> tuple[Fix, ...]:
-    """Make the write visible to gradsan: deep mode, or a declared mutation."""
-    return (_fix("find_writer", "preserved", facts, ()),)
-
-
-def give_memory_back(facts: Facts) -> tuple[Fix, ...]:
-    """Release memory after the last backward that needs it, or restore size and content before."""
-    return (_fix("give_memory_back", "preserved", facts, ()),)
-
-
-def one_backward_each_forward(facts: Facts) -> tuple[Fix, ...]:
-    """One backward on the sum of the losses, where the memory of parameters is released after each."""
-    return (_fix("one_backward_each_forward", "preserved", facts, ()),)
-
-
 def save_copy_in_hooks(facts: Facts, *, in_buffer: bool) -> tuple[Fix, ...]:
     """Let the pack hook keep a copy instead of the tensor itself, or each of its copies in memory of its own."""
     if in_buffer:
-        return (_fix("pack_in_own_memory", "preserved", facts, ()),)
-    return (_fix("pack_a_copy", "preserved", facts, ()), *instead_of_overwriting(facts))
+        return advice(facts, "pack_in_own_memory", "preserved")
+    return (*advice(facts, "pack_a_copy", "preserved"), *instead_of_overwriting(facts))
 
 
 def _fix(

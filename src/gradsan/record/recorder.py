@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -215,6 +216,17 @@ def _watching_for(recorder: Recorder) -> Findings:
 
 
 _recorder: Recorder | None = None
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """A block of gradsan's own that is not watched: memory read by ``numpy()`` would count as exported."""
+    core = recorder().core
+    was_active, core.active = core.active, False
+    try:
+        yield
+    finally:
+        core.active = was_active
 
 
 def recorder(native: bool | None = None) -> Recorder:

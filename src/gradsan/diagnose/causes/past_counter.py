@@ -24,6 +24,7 @@ GS217: fully_shard gathered for backward values that an update had changed since
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from gradsan.diagnose import build, fixes, suspects, value_fixes
 from gradsan.diagnose import labels as label_texts
@@ -88,21 +89,6 @@ def memory_alias(facts: Facts) -> Diagnosis | None:
     return replace(found, labels=(*before, *suspects.of_arrays(facts), used))
 
 
-def storage_alias(facts: Facts) -> Diagnosis | None:
-    """Recognise a silent write through another tensor of the same storage, or through the storage."""
-    return diagnosis(facts, "GS204", "storage_alias")
-
-
-def fused_optimizer(facts: Facts) -> Diagnosis | None:
-    """Recognise a silent write by a fused optimizer."""
-    return diagnosis(facts, "GS205", "fused_optimizer")
-
-
-def statistics(facts: Facts) -> Diagnosis | None:
-    """Recognise a silent update of running statistics."""
-    return diagnosis(facts, "GS206", "statistics")
-
-
 _BUFFER_SYNC = "DistributedDataParallel.forward"
 
 
@@ -114,18 +100,21 @@ def collective(facts: Facts) -> Diagnosis | None:
     return replace(
         found,
         explanation=Message("explanation.collective_of_buffers", found.explanation.values),
-        fixes=fixes.keep_buffers_local(facts),
+        fixes=fixes.advice(facts, "keep_buffers_local", "changed"),
     )
 
 
-def kernel_without_schema(facts: Facts) -> Diagnosis | None:
-    """Recognise a silent write by a kernel that does not declare it."""
-    return diagnosis(facts, "GS208", "kernel_without_schema")
-
-
-def compiled_input(facts: Facts) -> Diagnosis | None:
-    """Recognise a silent write to a value that a compiled graph saved."""
-    return diagnosis(facts, "GS219", "compiled_input")
+WITHOUT_MORE = tuple(
+    partial(diagnosis, code=code, slug=slug)
+    for code, slug in (
+        ("GS204", "storage_alias"),
+        ("GS205", "fused_optimizer"),
+        ("GS206", "statistics"),
+        ("GS208", "kernel_without_schema"),
+        ("GS219", "compiled_input"),
+    )
+)
+"""The causes of which there is no more to say than how the write bypassed the counter."""
 
 
 def storage_emptied(facts: Facts) -> Diagnosis | None:
@@ -146,7 +135,7 @@ def storage_emptied(facts: Facts) -> Diagnosis | None:
             *label_texts.written(facts, [write for write in facts.writes if write.site != conflict.alias_site]),
             *label_texts.at("used", conflict.use.site, Message("label.used", {"op": facts.op}), op=conflict.use.via),
         ),
-        fixes=fixes.one_backward_each_forward(facts) if by_sharding else fixes.give_memory_back(facts),
+        fixes=fixes.advice(facts, "one_backward_each_forward" if by_sharding else "give_memory_back", "preserved"),
     )
 
 
@@ -169,5 +158,5 @@ def gathered_anew(facts: Facts) -> Diagnosis | None:
         "gathered_anew",
         values={"update": writer},
         labels=label_texts.standard(facts, used=Message("label.used_as_gathered", values)),
-        fixes=(*fixes.reorder_step(facts), *fixes.recompute_forward(facts)) if updates else (),
+        fixes=(*fixes.advice(facts, "reorder_step", "changed"), *fixes.recompute_forward(facts)) if updates else (),
     )

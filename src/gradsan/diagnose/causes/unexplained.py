@@ -78,6 +78,6 @@ def unknown_writer(facts: Facts) -> Diagnosis | None:
         "unknown_writer",
         values={"count": facts.conflict.unexplained},
         labels=labels,
-        fixes=fixes.increment_or_name(facts),
+        fixes=fixes.advice(facts, "find_writer", "preserved"),
         notes=notes,
     )

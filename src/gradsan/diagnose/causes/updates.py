@@ -46,7 +46,7 @@ def step_between_forward_and_backward(facts: Facts) -> Diagnosis | None:
 
 def _fixes(facts: Facts) -> tuple[Fix, ...]:
     """The fixes: first those that preserve the rest of the training, last those that may affect other losses."""
-    again, reorder = fixes.recompute_forward(facts), fixes.reorder_step(facts)
+    again, reorder = fixes.recompute_forward(facts), fixes.advice(facts, "reorder_step", "changed")
     once = _built_once(facts)
     if once:
         return (*once, *reorder)
@@ -154,5 +154,5 @@ def statistics_updated(facts: Facts) -> Diagnosis | None:
         facts,
         "GS112",
         "statistics_updated",
-        fixes=(*fixes.update_outside_graph(facts), *fixes.instead_of_writing_buffer(facts)),
+        fixes=(*fixes.advice(facts, "reorder_update", "preserved"), *fixes.instead_of_writing_buffer(facts)),
     )

@@ -14,9 +14,10 @@ from gradsan import _torch
 from gradsan._imports import call_after_import
 from gradsan.graph.traced_graphs import run_without_data
 from gradsan.record.compilers import TRACED
+from gradsan.record.recorder import unwatched
 from gradsan.record.stacks import is_user_file
 from gradsan.repair.compiled.counting import Counting
-from gradsan.repair.compiled.values import Call, KeptGraph, unseen
+from gradsan.repair.compiled.values import Call, KeptGraph
 from gradsan.repair.trials.compiling import Compiled, Compiling, Function
 
 _CALLS_KEPT = 2
@@ -57,7 +58,7 @@ class CompiledRun:
     def results(self, names: dict[str, tuple[str, ...]]) -> Compiled:
         """The record of the compiled graphs when the program has ended."""
         counting = Counting()
-        with unseen():
+        with unwatched():
             for traced in TRACED.latest():
                 # Some graphs do not run without data.
                 with contextlib.suppress(Exception):
@@ -78,7 +79,7 @@ class CompiledRun:
     def _examined(self) -> Any:
         from gradsan.repair.compiled.examining import examine
 
-        with unseen():
+        with unwatched():
             return examine(self.graphs, self.asked, self.left)
 
     def _listen(self) -> None:
@@ -115,7 +116,7 @@ class CompiledRun:
         @functools.wraps(graph.run)
         def keeping(*args: Any, **kwargs: Any) -> Any:
             if len(graph.calls) < _CALLS_KEPT and self._bytes < _BYTES_KEPT and not kwargs:
-                with unseen():
+                with unwatched():
                     call = Call.of(args)
                 if call is not None:
                     self._bytes += call.bytes
@@ -130,7 +131,7 @@ class CompiledRun:
                 continue
             self._perturbed.add(id(one))
             if one.is_floating_point():
-                with torch.no_grad(), unseen():
+                with torch.no_grad(), unwatched():
                     noise = torch.rand(one.shape, generator=self._generator, dtype=torch.float64) * 2 - 1
                     one.mul_((1 + self.asked.perturbs * noise).to(one.device, one.dtype))
 

@@ -10,23 +10,11 @@ from typing import Any
 import torch
 
 from gradsan import _torch
-from gradsan.record.recorder import recorder
 from gradsan.repair.trials.compiling import Function
 
 _SEED = 0
 _SHARE_OF_ALL = 1 / 32
 """Share of the norm of all results below which the rounding of one is not relative to its own norm."""
-
-
-@contextlib.contextmanager
-def unseen() -> Iterator[None]:
-    """A block that gradsan does not watch."""
-    core = recorder().core
-    was_active, core.active = core.active, False
-    try:
-        yield
-    finally:
-        core.active = was_active
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ import sys
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.weak import WeakIdKeyDictionary
 
 from gradsan.graph.variables import Scope, Space, spaces_of
-from gradsan.record.recorder import recorder
+from gradsan.record.recorder import unwatched
 from gradsan.record.steps import RawBackward
 from gradsan.repair.trials.calls import RepeatedCalls
 from gradsan.repair.trials.state import Draws, LeftOver, lasting, random_states, tensors_of, value_of, values_of
@@ -141,7 +140,7 @@ class Recorder:
             self._keep_step(optimizer)
         parameters = _parameters(optimizer)
         key = _key(parameters)
-        with _unseen():
+        with unwatched():
             values = [value_of(one) for one in parameters]
         self._parameters.append(Parameters(key, tuple(one for one in values if one is not None)))
         self._made[key] += 1
@@ -251,7 +250,7 @@ class Recorder:
         is_wanted = is_end or (len(self._moments) < _MOST_MOMENTS and not (steps and ordinal))
         if is_wanted and (is_end or self._has_time()):
             began = time.perf_counter()
-            with _unseen():
+            with unwatched():
                 values, passing = values_of(spaces)
                 states = random_states()
             self._lasting = lasting(spaces)
@@ -265,7 +264,7 @@ class Recorder:
 
     def _keep(self, records: list[Gradients], key: str, gradients: list[Any], labels: tuple[str, ...] = ()) -> None:
         if self._bytes < _BYTES_KEPT:
-            with _unseen():
+            with unwatched():
                 values = tuple(_numbers(gradient) for gradient in gradients)
             for one in gradients:
                 name = "" if one is None else str(one.dtype).removeprefix("torch.")
@@ -282,17 +281,6 @@ class Recorder:
                 self._met[look] = self._met.get(look, 0) + 1
                 self._labels[leaf] = f"{look} {self._met[look]}"
         return tuple(self._labels[leaf] for leaf in leaves)
-
-
-@contextlib.contextmanager
-def _unseen() -> Iterator[None]:
-    """A block that is not watched: memory read by ``numpy()`` would count as exported, and be copied."""
-    core = recorder().core
-    was_active, core.active = core.active, False
-    try:
-        yield
-    finally:
-        core.active = was_active
 
 
 def _parameters(optimizer: Any) -> list[Any]:
