@@ -204,7 +204,10 @@ def _reads(taken: tuple[Frame, ...], made: tuple[Frame, ...], live: str | None) 
     level = shared_level(taken, made)
     if level < 0 or taken[level].line == made[level].line:
         return
-    yield from ((name, taken[level]) for name in _best(source.taken_from(taken[level], made[level]), live))
+    yield from (
+        (name, taken[level])
+        for name in sorted(source.taken_from(taken[level], made[level]), key=lambda name: name != live)
+    )
     # An attribute bound by one method and read by its caller or another method: of one object, as far as names show.
     bound = {name for frame in made[level + 1 :] for name in source.bound_names(frame) if name.startswith("self.")}
     owner = source.method_receiver(made[level]) or "self"
@@ -228,8 +231,3 @@ def _given(taken: tuple[Frame, ...], wanted: set[str]) -> Iterator[tuple[str, Fr
                 outer = None if outer is None else source.callers_expression(outer, inner, caller)
             if outer in wanted:
                 yield name, frame
-
-
-def _best(names: list[str], live: str | None) -> list[str]:
-    """The names, a live variable's first."""
-    return sorted(names, key=lambda name: name != live)

@@ -110,7 +110,7 @@ class Assignments(Expressions):
         owner = self.evaluate(target.value, state)
         name = target.attr
         flag = self.constant(value)
-        if name != _SPELLED and _is_misspelt(name):
+        if name in _SURELY_MISSPELT:
             self._misspelt(owner, target, state)
         if isinstance(owner, Choice):
             owner = next((one for one in owner.values if not isinstance(one, Plain)), owner)
@@ -252,10 +252,6 @@ class Assignments(Expressions):
             made.is_certain = False
         self._set_item(target, made, state)
         return state
-
-
-def _is_misspelt(name: str) -> bool:
-    return name in _SURELY_MISSPELT
 
 
 def is_none_value(value: Value) -> bool:

@@ -80,7 +80,7 @@ class Graph(Tensors):
             if grad == NO and tensor.is_certain and not is_grad:
                 # Arguments, and lists that callers filled, may contain more than was analysed.
                 level = YES if isinstance(loss, Tensor) and len(self.frames) < 3 else MAYBE
-                if self._is_surely_cut(tensor):
+                if tensor.is_certain and not tensor.owners:
                     self.report(
                         "GS405",
                         "loss_without_graph",
@@ -170,9 +170,6 @@ class Graph(Tensors):
                 "GS702", "loss_made_leaf", made, state, YES, {"name": tensor.text or "?", "line": _line(site)},
                 [("created", made), ("used", site)],
             )  # fmt: skip
-
-    def _is_surely_cut(self, tensor: Tensor) -> bool:
-        return tensor.is_certain and not tensor.owners
 
     def escape(self, value: Value, node: ast.AST, state: State, level: int) -> None:
         """Let a value with its graph leave the analysed code: a backward will run. ``level`` bounds its certainty."""

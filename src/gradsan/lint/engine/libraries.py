@@ -163,11 +163,7 @@ class Libraries(Methods):
             )
         if name in _PASSING and args:
             return args[0]
-        return self.call_unknown(self.unknown_path(path, state), [*args, *keywords.values()], node, state, name)
-
-    def unknown_path(self, path: str, state: State) -> Value:
-        """The value of a name of another file that is called: a function, so nothing with parameters."""
-        return Plain()
+        return self.call_unknown(Plain(), [*args, *keywords.values()], node, state, name)
 
     def _checkpoint(self, args: list[Value], node: ast.AST, state: State) -> Value:
         result = self.call(args[0], args[1:], {}, node, state)

@@ -13,7 +13,7 @@ from gradsan.model import Diagnosis, Message
 from gradsan.repair.compiled.judging import Compared, Judged, judged, sizes
 from gradsan.repair.compiled.rounding import UNITS, tolerance
 from gradsan.repair.search import Agree, Progress, Target, run_first
-from gradsan.repair.trials.compiling import Compiled, Compiling, Fragment, Function
+from gradsan.repair.trials.compiling import Compiled, Compiling, Function
 from gradsan.repair.trials.runner import Runner
 from gradsan.repair.trials.trial import Request, Trial
 
@@ -151,7 +151,7 @@ class _Comparison:
             reasons = (*base.reasons, Message("compare.other_draws", {"ops": ", ".join(self.compiled.draws)}))
             return replace(base, verdict="undecided", fragment=fragment, reasons=reasons)
         if fragment is not None:
-            return replace(base, fragment=fragment, stage=_stage(fragment))
+            return replace(base, fragment=fragment, stage="fragment" if fragment.overwritten is None else "write")
         if is_unnoticed:
             return replace(base, stage="write")
         if base.reasons and not base.differences:
@@ -257,10 +257,6 @@ def _findings(eager: Trial, plain: Trial) -> tuple[Diagnosis, ...]:
     known = [{(one.code, one.cause) for one in trial.diagnoses} for trial in (eager, plain)]
     found = [one for one in plain.diagnoses if (one.code, one.cause) not in known[0]]
     return (*found, *(one for one in eager.diagnoses if (one.code, one.cause) not in known[1] and not found))
-
-
-def _stage(fragment: Fragment) -> str:
-    return "fragment" if fragment.overwritten is None else "write"
 
 
 def _shortened(kind: str, what: str) -> str:

@@ -325,7 +325,7 @@ def _method(source: SourceFile, call: ast.Call, base: ast.expr, is_fresh: bool) 
         return [_drop_underscore(source, call.func)]
     if is_fresh:
         return []
-    torch, text = _torch_name(source), source.text(base)
+    torch, text = imported_as(source, "torch"), source.text(base)
     if name in OVERWRITING and torch is not None:
         if name == "zero_" and not call.args:
             return [Edit(source.span(call), f"{torch}.zeros_like({text})")]
@@ -364,10 +364,6 @@ def _first_tensor(call: ast.Call) -> ast.expr | None:
 def _drop_underscore(source: SourceFile, function: ast.expr) -> Edit:
     span = source.span(function)
     return Edit(Span(span.end_line, span.end_column - 1, span.end_line, span.end_column), "")
-
-
-def _torch_name(source: SourceFile) -> str | None:
-    return imported_as(source, "torch")
 
 
 def _is_number(node: ast.expr) -> bool:
