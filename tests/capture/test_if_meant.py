@@ -11,8 +11,7 @@ from torch import nn
 
 import gradsan
 from cases import each
-from gradsan.present.json import as_dict
-from gradsan.present.read_json import from_dict
+from gradsan.present.json import as_dict, from_dict
 from gradsan.record.recorder import recorder
 
 X = torch.linspace(-1, 1, 24).reshape(6, 4)

@@ -4,8 +4,8 @@ import dataclasses
 import json
 
 from forked import run_forked
+from gradsan.diagnose.build import EVENTS_KEPT, events_of, folded, joined, way_of
 from gradsan.diagnose.facts import examine
-from gradsan.diagnose.history import EVENTS_KEPT, events_of, folded, joined, way_of
 from gradsan.model import (
     Bridge,
     Conflict,
@@ -26,7 +26,7 @@ from gradsan.model import (
     Write,
 )
 from gradsan.present import render_html, render_json
-from gradsan.present.read_json import from_dict
+from gradsan.present.json import from_dict
 
 BOX = Region(0, (4,), (1,), 4)
 

@@ -18,7 +18,7 @@ from gradsan.model import (
     Verification,
     Why,
 )
-from gradsan.present.read_json import plain
+from gradsan.present.json import plain
 
 BREAKOUT = "</script><script>document.title='broken'</script><img src=x onerror=\"document.title='broken'\">"
 MIXED = f"\"'`&amp;<b>{BREAKOUT} 🙂 \u202e\u2066evil\u2069 $title ${{style}} {{0}} %s \x1b[31m \u2028"

@@ -14,7 +14,7 @@ from test_present_properties import ANY, FRAMES, REPORTS, SOURCE_TEXT, _any_word
 
 from gradsan.model import Event, PathNode
 from gradsan.present import render_github, render_html, render_json, render_sarif
-from gradsan.present.read_json import from_dict
+from gradsan.present.json import from_dict
 from gradsan.source.tree import recorded_lines
 
 SARIF = jsonschema.Draft202012Validator(

@@ -9,7 +9,7 @@ from sample_reports import REPORTS, SOURCES, bridge, false_alarm, nothing_found,
 from cases import each
 from gradsan.model import Frame, Label
 from gradsan.present import render_github
-from gradsan.present.read_json import plain
+from gradsan.present.json import plain
 
 COMMAND = re.compile(r"::(error|warning|notice) ([^:]*)::(.*)")
 

@@ -6,8 +6,8 @@ import pytest
 from sample_reports import bridge, false_alarm, nothing_found, unknown_writer
 
 from gradsan.model import Copies, Event, Program, Seen
+from gradsan.present.json import plain
 from gradsan.present.merge import merged
-from gradsan.present.read_json import plain
 from gradsan.present.terminal import render_terminal
 
 

@@ -7,7 +7,7 @@ from sample_reports import REPORTS, SOURCES, bridge, two_files
 from cases import each
 from gradsan.model import Event, Frame, PathNode
 from gradsan.present import render_json, render_terminal
-from gradsan.present.read_json import ReadError, from_dict, read_report
+from gradsan.present.json import ReadError, from_dict, read_report
 from gradsan.source.tree import recorded_lines, source_line
 
 

@@ -15,8 +15,8 @@ from gradsan.launch.sentences import complain, write_to_stdout
 from gradsan.model import Message
 from gradsan.options import OptionsError
 from gradsan.present import RENDERERS, needs_ascii, render_html, render_terminal, working_directory
+from gradsan.present.json import ReadError, Recorded, read_report
 from gradsan.present.merge import merged
-from gradsan.present.read_json import ReadError, Recorded, read_report
 from gradsan.source.tree import recorded_lines
 from gradsan.text import Language, choose_language, language_on
 

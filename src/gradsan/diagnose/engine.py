@@ -11,9 +11,9 @@ from dataclasses import replace
 from gradsan import source
 from gradsan.diagnose import failures, nonfinite
 from gradsan.diagnose import labels as label_texts
+from gradsan.diagnose.build import events_of, joined, way_of, way_of_failure
 from gradsan.diagnose.causes import CAUSES
 from gradsan.diagnose.facts import examine
-from gradsan.diagnose.history import events_of, joined, way_of, way_of_failure
 from gradsan.model import Confidence, Conflict, Diagnosis, Evidence, Failure, Label, Message, Moment, PathNode
 
 ASKED = "autopsy"

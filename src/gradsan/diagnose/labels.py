@@ -10,8 +10,7 @@ from functools import partial
 from typing import Any
 
 from gradsan import source
-from gradsan.diagnose import compiled
-from gradsan.diagnose.facts import Facts
+from gradsan.diagnose.facts import Facts, goes_on_at
 from gradsan.diagnose.names import inputs_in_words
 from gradsan.model import Frame, Label, Message, Role, Site, Write
 
@@ -89,7 +88,7 @@ def written(facts: Facts, writes: Iterable[Write]) -> tuple[Label, ...]:
             # For memory shared outside of PyTorch the log has the site of the export, not of the write.
             key = "label.written.outside" if first.kind == "outside" else "label.written.op"
             if first.clock in facts.by_compiled:
-                key = f"label.written.{'after_break' if compiled.goes_on_at(first.site) else 'in_compiled'}"
+                key = f"label.written.{'after_break' if goes_on_at(first.site) else 'in_compiled'}"
             message = Message(key, {"name": facts.name, "op": _in_source(frame, ops)})
         times = max(ops.values())
         if times > 1:

@@ -211,7 +211,7 @@ def _merged(
 
 def _read(file: Path, name: str, own_code: int | None, spots: list[Message]) -> Report | None:
     """Return the report of a process; ``own_code`` is its number if its ``<string>`` is another text than here."""
-    from gradsan.present.read_json import ReadError, read_report
+    from gradsan.present.json import ReadError, read_report
 
     if not file.exists():
         return None

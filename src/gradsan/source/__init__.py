@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from gradsan.source.locate import *
     from gradsan.source.modules import *
     from gradsan.source.reuse import *
-    from gradsan.source.rewrite.cutting import *
     from gradsan.source.rewrite.finite import *
     from gradsan.source.rewrite.functions import *
     from gradsan.source.rewrite.listing import *
@@ -52,7 +51,6 @@ _NAMES = {
     "change": "Change add_keyword apply_change changed_at changed_lines",
     "collected": "detach_collected forget_collected",
     "cut_scopes": "context_around",
-    "rewrite.cutting": "detach_held",
     "cuts": "Cut Live find_cuts grad_switched_off takes_cut",
     "gradients": "clears_each_part graph_for_gradient kept_gradient makes_discrete reads_gradients",
     "identifiers": "assigned_names consumed_names",
@@ -80,7 +78,7 @@ _NAMES = {
         "clone_at_save clone_before detach_at drop_keyword has_keyword inplace_false switch_on_before undone "
         "undone_numbers"
     ),
-    "rewrite.uncut": "Uncut cut_at_use read_with_graph term_uncut",
+    "rewrite.uncut": "Uncut cut_at_use detach_held read_with_graph term_uncut",
     "rewrite.updates": "under_no_grad updated_in_place",
     "rounds": (
         "backward_of_sum clears_between detach_after detach_after_round enter_each_round enter_once_more "

@@ -12,8 +12,7 @@ from __future__ import annotations
 from gradsan import source
 from gradsan.diagnose import build, carriers, fixes
 from gradsan.diagnose import labels as label_texts
-from gradsan.diagnose.built_once import BuiltOnce, anew_or_cut
-from gradsan.diagnose.collected import detach_held, detach_other_network, forget_collected
+from gradsan.diagnose.collected import BuiltOnce, anew_or_cut, detach_held, detach_other_network, forget_collected
 from gradsan.diagnose.facts import Facts
 from gradsan.model import Bridge, Diagnosis, Fix, Label, Message, Site
 

@@ -1,4 +1,4 @@
-"""GS213, GS214, GS218 and GS223: gradients overwritten, never cleared, not differentiated, or missed by their hook.
+"""GS213, GS214, GS218 and GS223: gradients overwritten, never cleared, not differentiated; rules GS406 to GS419.
 
 GS214: the gradient of a leaf is never cleared, and every backward accumulates onto those of earlier rounds.
 
@@ -7,14 +7,22 @@ GS213: a hook, or the backward of a Function, writes into a gradient that anothe
 GS218: leaves were updated without a graph by gradients with a graph (``create_graph``) that was never used.
 
 GS223: a gradient hook no longer runs because its view was written.
+
+GS406 to GS419: rules of backward, .grad and hooks, each one cause with one row or a few. A rule has the code, the words
+and the suggestions; details of a failure come from its clues.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts
-from gradsan.model import Clue, Diagnosis, Failure, Fix, Message, NamedTensor
+from gradsan.diagnose.needs import op_name
+from gradsan.model import Clue, Diagnosis, Failure, Fix, Lines, Message, NamedTensor, Severity
 
 
 def gradient_kept(failure: Failure) -> Diagnosis | None:
@@ -151,3 +159,122 @@ def hook_lost(failure: Failure) -> Diagnosis | None:
         tensor=parts.tensor_of(hook, name),
         fixes=(parts.fix("register_hook_after", "changed", values),),
     )
+
+
+_Suggestion = tuple[str, Literal["preserved", "changed"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A cause without further cases: its code, the label at the failing line, (kind, meaning) of each suggestion."""
+
+    code: str
+    slug: str
+    label: str
+    fixes: tuple[_Suggestion, ...]
+    severity: Severity = "error"
+    note: str | None = None
+
+
+_RETURNS = Rule("GS410", "custom_backward_returns", "asked_here", (("return_one_each", "preserved"),))
+_GRAD = Rule("GS412", "gradient_does_not_fit", "failed_here", (("fit_gradient", "preserved"),))
+_HOOK = Rule("GS413", "hook_does_not_fit", "failed_here", (("fit_hook", "preserved"),))
+RULES: Mapping[str, Rule] = {
+    "unused_in_graph": Rule("GS406", "input_not_in_graph", "asked_here", (("allow_unused", "changed"),)),
+    "input_needs_no_gradient": Rule("GS407", "input_without_gradient", "asked_here", (("wanted_input", "changed"),)),
+    "output_not_scalar": Rule(
+        "GS408", "loss_not_scalar", "loss_at", (("mean_or_sum", "changed"), ("pass_gradient", "preserved"))
+    ),
+    "custom_backward_count": _RETURNS,
+    "custom_backward_shape": _RETURNS,
+    "custom_backward_type": _RETURNS,
+    "saved_no_tensor": _RETURNS,
+    "differentiated_once_only": Rule(
+        "GS411", "differentiated_once_only", "asked_here", (("no_second_derivative", "changed"),)
+    ),
+    "grad_does_not_fit": _GRAD,
+    "grad_is_no_tensor": _GRAD,
+    "hook_returned": _HOOK,
+    "hook_returned_no_tensor": _HOOK,
+    "hook_refused": _HOOK,
+    "nan_in_backward": Rule(
+        "GS414", "nan_gradient", "asked_here", (("anomaly_values", "preserved"),), note="nonfinite_search"
+    ),
+    "gradient_cycle": Rule("GS416", "gradient_cycle", "warned_here", (("autograd_grad", "preserved"),), "note"),
+    "derivative_missing": Rule("GS417", "derivative_missing", "asked_here", (("use_argument", "changed"),)),
+    "kernel_without_autograd": Rule(
+        "GS418", "kernel_without_autograd", "warned_here", (("add_autograd", "preserved"),), "note"
+    ),
+    "old_backward_hook": Rule(
+        "GS419", "old_backward_hook", "warned_here", (("full_backward_hook", "preserved"),), "note"
+    ),
+}
+
+
+def graph_rules(failure: Failure) -> Diagnosis | None:
+    """Diagnose every failure of these rows."""
+    rule = RULES[failure.row]
+    tensor = failure.clue("input") or failure.clue("loss")
+    frame = failure.site.user_frame
+    receiver = None if frame is None else source.method_receiver(frame)
+    name = (tensor.name if tensor is not None else None) or (receiver if failure.row == "output_not_scalar" else None)
+    node = failure.clue("node")
+    values = {
+        "name": name or Message("label.the_tensor"),
+        "op": op_name(node.op) if node is not None and node.op else "?",
+        "function": "?",
+        "shape": list(tensor.shape) if tensor is not None else "?",
+        **failure.values,
+    }
+    fixes = rule.fixes
+    if failure.row == "unused_in_graph" and tensor is not None and tensor.values.get("rebased"):
+        fixes = (("take_before_write", "preserved"), *fixes)
+    return parts.diagnosis(
+        failure,
+        rule.code,
+        rule.slug,
+        values=values,
+        severity=rule.severity,
+        explanation=_explanation(failure, rule),
+        labels=(
+            *parts.label_of(failure.clue("definition"), "note", "label.backward_defined", values),
+            *parts.label_of(node, "created", "label.forward_of_function", values),
+            *parts.label_of(failure.clue("rebased"), "written", "label.rebased_here", values),
+            *parts.used(failure, f"label.{rule.label}", values),
+        ),
+        tensor=_tensor(failure, name),
+        fixes=tuple(parts.fix(kind, meaning, values, lines=_lines(failure, kind)) for kind, meaning in fixes),
+        notes=() if rule.note is None else (Message(f"note.{rule.note}"),),
+    )
+
+
+def _lines(failure: Failure, kind: str) -> Lines:
+    """The lines of ``return_one_each`` where backward returns too few gradients: None for the inputs that need none."""
+    defined, node = failure.clue("definition"), failure.clue("node")
+    frame = None if defined is None else defined.shown_frame
+    if kind != "return_one_each" or failure.row != "custom_backward_count" or frame is None or node is None:
+        return ()
+    needs = node.values.get("needs")
+    many = int(str(failure.values.get("got", 0)))
+    changes = source.gradients_for_inputs(frame, needs if isinstance(needs, tuple) else (), many)
+    return tuple(line for change in changes for line in source.changed_lines(frame.file, change))
+
+
+def _explanation(failure: Failure, rule: Rule) -> str:
+    """The key of the explanation; some rows have several."""
+    ending = ""
+    if failure.row == "output_not_scalar":
+        ending = "_complex" if "dtype" in failure.values else "_mismatch" if "got" in failure.values else ""
+    elif failure.row == "derivative_missing" and "argument" not in failure.values:
+        ending = "_plain"
+    elif failure.row == "unused_in_graph":
+        tensor = failure.clue("input")
+        ending = "_rebased" if tensor is not None and tensor.values.get("rebased") else ""
+    return f"explanation.{rule.slug}{ending}"
+
+
+def _tensor(failure: Failure, name: str | None) -> NamedTensor | None:
+    loss = failure.clue("loss")
+    if name is None or loss is None or "shape" not in loss.values:
+        return None
+    return parts.tensor_of(loss, name)

@@ -13,8 +13,14 @@ from dataclasses import dataclass, replace
 from gradsan import source
 from gradsan.diagnose import carriers
 from gradsan.diagnose import labels as label_texts
-from gradsan.diagnose.built_once import BuiltOnce, anew_or_cut
-from gradsan.diagnose.collected import detach_collected, detach_held, detach_other_network, forget_collected
+from gradsan.diagnose.collected import (
+    BuiltOnce,
+    anew_or_cut,
+    detach_collected,
+    detach_held,
+    detach_other_network,
+    forget_collected,
+)
 from gradsan.diagnose.failures import parts
 from gradsan.diagnose.names import shared_level
 from gradsan.diagnose.value_fixes import LEFT_CONSTANT, TRAINED_BY_BOTH

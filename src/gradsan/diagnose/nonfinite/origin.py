@@ -8,8 +8,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from gradsan.diagnose import compiled
 from gradsan.diagnose import labels as label_texts
+from gradsan.diagnose.facts import written_from_outside
 from gradsan.diagnose.labels import as_written
 from gradsan.diagnose.needs import need_of, op_name
 from gradsan.diagnose.nonfinite.fixes import fixes
@@ -102,8 +102,8 @@ def _from_outside(found: NonFinite) -> NonFinite:
     site = found.birth.site
     return replace(
         found,
-        birth=replace(found.birth, site=None if site is None else compiled.written_from_outside(site)),
-        path=tuple((op, compiled.written_from_outside(one)) for op, one in found.path),
+        birth=replace(found.birth, site=None if site is None else written_from_outside(site)),
+        path=tuple((op, written_from_outside(one)) for op, one in found.path),
     )
 
 

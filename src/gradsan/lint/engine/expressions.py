@@ -6,7 +6,7 @@ import ast
 import builtins
 from collections.abc import Callable
 
-from gradsan.lint.engine.elements import Elements
+from gradsan.lint.engine.attributes import Elements
 from gradsan.lint.engine.state import State
 from gradsan.lint.engine.tables import layer_operation
 from gradsan.lint.engine.values import (

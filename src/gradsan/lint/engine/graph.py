@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gradsan.lint.engine.base import LoopEntry
-from gradsan.lint.engine.retained import RetainedGraphs
-from gradsan.lint.engine.state import State
+from gradsan.lint.engine.state import RetainedGraphs, State
 from gradsan.lint.engine.tensors import Tensors
 from gradsan.lint.engine.values import (
     MAYBE,

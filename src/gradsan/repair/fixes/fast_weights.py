@@ -14,8 +14,8 @@ from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Edit, edited_lines, text_with
 from gradsan.source.identifiers import leaf_name, local_nodes
 from gradsan.source.locate import Statement, statement_at
-from gradsan.source.rewrite.cutting import torch_in
 from gradsan.source.rewrite.out_of_place import out_of_place, recorded
+from gradsan.source.rewrite.uncut import torch_in
 from gradsan.source.tree import SourceFile
 
 

@@ -19,9 +19,9 @@ from gradsan.source.change import Edit, apply_change, text_with
 from gradsan.source.identifiers import chain_key, local_nodes
 from gradsan.source.locate import statement_at
 from gradsan.source.modules import DETACHED, object_cut
-from gradsan.source.rewrite.cutting import torch_in
 from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.rewrite.out_of_place import out_of_place
+from gradsan.source.rewrite.uncut import torch_in
 from gradsan.source.rounds import shape_bound_at
 from gradsan.source.targets import target_at
 from gradsan.source.tree import FunctionNode, SourceFile, Span, indentation_of
