@@ -1,14 +1,17 @@
-"""The garbage collector: paused for the length of a block, and the live objects that it knows."""
+"""The garbage collector: paused for a block, the live objects that it knows, and a cache that keeps none alive."""
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 _GENERATIONS, _MORE = 3, 64
+_Result = TypeVar("_Result")
 
 
 class CollectorPaused:
@@ -46,3 +49,31 @@ def _members(generation: int) -> Iterator[Any]:
     """Iterate over the objects of a generation; they are listed when the first one is asked for."""
     listing = iter(partial(gc.get_objects, generation), None)
     return itertools.chain.from_iterable(itertools.islice(listing, 1))
+
+
+def cached_by_class(function: Callable[..., _Result]) -> Callable[..., _Result]:
+    """Keep the results of ``function``, whose first argument is a class, until the class is gone.
+
+    ``functools.lru_cache`` would keep a class that was defined in a function, and all that its methods close over. No
+    result may refer to the class; its functions do, where they use ``super()``.
+    """
+    results: dict[int, dict[tuple[Any, ...], _Result]] = {}
+    alive: dict[int, weakref.ref[Any]] = {}
+
+    def forget(key: int) -> None:
+        results.pop(key, None)
+        alive.pop(key, None)
+
+    @functools.wraps(function)
+    def cached(kind: Any, *args: Any) -> _Result:
+        key = id(kind)
+        known = results.get(key)
+        if known is None:
+            alive[key] = weakref.ref(kind, lambda _: forget(key))
+            known = results.setdefault(key, {})
+        elif args in known:
+            return known[args]
+        result = known[args] = function(kind, *args)
+        return result
+
+    return cached

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from gradsan._collector import cached_by_class
 from gradsan._torch.hooks import has_hooks
 from gradsan._torch.kinds import sizes_of, type_of
 from gradsan._torch.modes import hushed, is_transformed, without_dispatch_modes
@@ -21,7 +21,7 @@ sequence_number: Callable[[], int] = getattr(torch._C._autograd, "_get_sequence_
 current_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
 
 
-@functools.lru_cache(maxsize=4096)
+@cached_by_class
 def _slot_names(kind: Any) -> tuple[str, ...]:
     """The names of the ``_raw_saved_*`` attributes of a class of Nodes; a custom Function has one list."""
     return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))

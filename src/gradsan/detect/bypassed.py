@@ -8,7 +8,6 @@ program, and left out.
 from __future__ import annotations
 
 import dis
-import functools
 from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from gradsan import _torch
+from gradsan._collector import cached_by_class
 from gradsan.graph.bytecode import ASKS_FOR_SHAPE, functions_of, reads_of_method
 from gradsan.graph.naming import modules_alive
 from gradsan.heuristics import INITIALISERS
@@ -60,7 +60,7 @@ def bypassed(core: Log, missing: Iterable[Any]) -> dict[int, Bypass]:
     return {key: one for key, one in found.items() if _torch.storage_or_none(wanted[key]) not in written}
 
 
-@functools.lru_cache(maxsize=4096)
+@cached_by_class
 def _may_bypass(kind: type) -> bool:
     """Whether the forward of a class uses ``.data`` or ``.detach()`` at all."""
     codes = (code for one in reads_of_method(kind, "forward").functions for code in _with_inner(one.__code__))
@@ -77,7 +77,7 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[tuple[str, ...], Any]]:
                 yield (name, inner), parameter
 
 
-@functools.lru_cache(maxsize=1024)
+@cached_by_class
 def _bypass(kind: type, chain: tuple[str, ...]) -> Bypass | None:
     reached = {function.__code__ for function in reads_of_method(kind, "forward").functions}
     found: Bypass | None = None

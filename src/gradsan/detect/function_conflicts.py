@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
 import weakref
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gradsan import _torch
+from gradsan._collector import cached_by_class
 from gradsan.detect.memory import Noted, Overwritten
 from gradsan.graph import conflicts, naming
 from gradsan.graph.bytecode import functions_of, getattr_static, reads_of, values_read
@@ -195,13 +195,13 @@ class _Slotted:
 _MEMBER = type(_Slotted.one)  # type: ignore[attr-defined]
 
 
-@functools.lru_cache(maxsize=1024)
+@cached_by_class
 def _codes_of_backward(kind: Any) -> tuple[CodeType, ...]:
     functions = [one for name in ("backward", "vjp") for one in functions_of(getattr_static(kind, name))]
     return tuple(one.__code__ for one in functions if one.__module__.partition(".")[0] != "torch")
 
 
-@functools.lru_cache(maxsize=1024)
+@cached_by_class
 def _read_of_context(kind: Any) -> frozenset[str] | None:
     """Return the attributes of ``ctx`` whose values a Function's backward reads; None where that is undecided."""
     names: set[str] = set()

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from gradsan import _torch, source
+from gradsan._collector import cached_by_class
 from gradsan.detect import function_conflicts
 from gradsan.detect.function_conflicts import Kept, Unmarked
 from gradsan.detect.memory import Noted, Notes
@@ -285,7 +286,7 @@ def _node_of(result: Any) -> Any:
     return None
 
 
-@functools.lru_cache(maxsize=1024)
+@cached_by_class
 def _is_torchs(kind: Any) -> bool:
     """Whether a Function is PyTorch's own, which has its own checks (compiled functions, checkpoint, hooks)."""
     return str(kind.__module__).partition(".")[0] == "torch"
@@ -323,7 +324,7 @@ def _used_after(unmarked: Unmarked, order: list[Any]) -> Any:
     return None
 
 
-@functools.lru_cache(maxsize=1024)
+@cached_by_class
 def _forward_codes(kind: Any) -> frozenset[CodeType]:
     return frozenset(one.__code__ for one in functions_of(getattr_static(kind, "forward")))
 

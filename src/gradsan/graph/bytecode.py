@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dis
 import functools
+import weakref
 from collections.abc import Iterator
 from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
+
+from gradsan._collector import cached_by_class
 
 ASKS_FOR_SHAPE = frozenset(
     {"shape", "size", "dim", "ndim", "numel", "dtype", "device", "layout", "requires_grad", "is_cuda", "stride"}
@@ -39,7 +42,12 @@ class ClassReads(NamedTuple):
 
     attributes: frozenset[str]
     bound: frozenset[str]
-    functions: tuple[FunctionType, ...]
+    references: tuple[weakref.ref[FunctionType], ...]
+
+    @property
+    def functions(self) -> tuple[FunctionType, ...]:
+        """The functions themselves."""
+        return tuple(one for reference in self.references if (one := reference()) is not None)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -94,7 +102,7 @@ def reads_of(code: CodeType) -> Reads:
     )
 
 
-@functools.lru_cache(maxsize=1024)
+@cached_by_class
 def reads_of_method(kind: type, name: str) -> ClassReads:
     """Return the reads of the method ``name`` of a class, with the methods and properties that it uses by name."""
     waiting, functions = [name], list[FunctionType]()
@@ -112,7 +120,7 @@ def reads_of_method(kind: type, name: str) -> ClassReads:
             attributes |= reads.attributes
             bound |= reads.bound
             waiting += sorted(reads.attributes)
-    return ClassReads(frozenset(attributes), frozenset(bound), tuple(functions))
+    return ClassReads(frozenset(attributes), frozenset(bound), tuple(map(weakref.ref, functions)))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -242,7 +242,6 @@ def only_updates_statistics(module: nn.Module) -> bool:
     return module.training and isinstance(module, _torch.normalisation_classes())
 
 
-@functools.lru_cache(maxsize=1024)
 def _read_by_forward(kind: Any) -> tuple[tuple[str, ...], tuple[types.FunctionType, ...]]:
     """The attributes that the forward of a module class reads and does not bind, and the user's functions in it."""
     reads = reads_of_method(kind, "forward")

@@ -103,7 +103,7 @@ class Backward:
         return [] if run is None else run.leaves
 
     def stop(self) -> None:
-        """Remove all hooks, also those of failed backwards."""
+        """Remove all hooks of backwards that have not ended."""
         for run in self._runs.values():
             self._let_go(run)
         self._runs.clear()

@@ -132,6 +132,8 @@ class NonFiniteSearch:
         if origins and not self._found:
             first = min(origins, key=lambda one: one.number)
             self._report(first_cause(first), [], None, None, self._rounds, "stopped")
+        self._backward.end(entry[0])
+        self._bad_losses.pop(entry[0], None)
 
     def _begin(self, clock: int, stack: Any, outputs: Any, bad: Sequence[Any]) -> None:
         noticed_before, self._noticed = self._noticed, stack
