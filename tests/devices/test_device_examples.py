@@ -21,7 +21,6 @@ CODES = {
 }
 _NOT_RUN = "the device cannot run it"
 START = """\
-import functools
 import importlib
 import runpy
 import sys
@@ -33,8 +32,13 @@ module = {"simulated": "simulated", "openreg": "torch_openreg"}.get(device.parti
 if module:
     importlib.import_module(module)
 torch.set_default_device(device)
+
+class Generator(torch.Generator):
+    def __new__(cls, device=device):
+        return super().__new__(cls, device)
+
 if not module:  # it draws from no generator of the CPU's
-    torch.Generator = functools.partial(torch.Generator, device)
+    torch.Generator = Generator
 sys.argv[1:] = []
 runpy.run_path("train.py", run_name="__main__")
 """
