@@ -199,8 +199,7 @@ def _name_of(node: Any, frame: Any) -> str | None:
     leaf = getattr(node, "variable", None)
     if leaf is None:
         return naming.name_of_output(node, frame)
-    names = naming.names_of(leaf, frame)
-    return names[0].text if names else None
+    return naming.name_of(leaf, frame)
 
 
 TENSOR, NODE, MODULE, FUNCTION = "hook", "node_hook", "module_hook", "function_backward"

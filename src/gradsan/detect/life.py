@@ -112,10 +112,8 @@ class Life(Detector):
         past_graph = bypassed(self._core, missing)
         for parameter in [one for one in missing if id(one) in past_graph]:
             read = past_graph[id(parameter)]
-            names = naming.names_of(parameter, frame)
-            shown = Clue(
-                "parameter", name=names[0].text if names else None, values={**_torch.facts_of(parameter), **counts}
-            )
+            values = {**_torch.facts_of(parameter), **counts}
+            shown = Clue("parameter", name=naming.name_of(parameter, frame), values=values)
             where = Clue("read", symbolise(read.stack), name=read.expression)
             self._found(Failure("parameter_not_reached", "", "", site, (shown, where, clues[0]), raised=False))
         missing = [one for one in missing if id(one) not in past_graph]

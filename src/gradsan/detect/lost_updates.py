@@ -215,8 +215,7 @@ class LostUpdates(Detector):
     def _failure(self, entry: RawBackward, last: Asked, reached: list[Sample]) -> Failure:
         assert last.update is not None
         leaf = reached[0].leaf()
-        names = naming.names_of(leaf, sys._getframe(1))
-        update, name = last.update, names[0].text if names else None
+        update, name = last.update, naming.name_of(leaf, sys._getframe(1))
         values = {
             **_torch.facts_of(leaf),
             "leaves": len(reached),

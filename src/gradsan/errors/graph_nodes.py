@@ -74,9 +74,8 @@ def gather_inputs(context: Context) -> Iterator[Clue]:
     for one in chosen[:3]:
         if not torch.is_tensor(one):
             continue
-        names = naming.names_of(one, context.frame)
         before = reached is not None and one.grad_fn is not None and _older_in(one.grad_fn, reached)
-        yield Clue("input", name=names[0].text if names else None, values={"rebased": before})
+        yield Clue("input", name=naming.name_of(one, context.frame), values={"rebased": before})
         if before:
             storage = _torch.storage_identity(one)
             for entry in reversed(context.core.writes()):

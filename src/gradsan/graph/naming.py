@@ -45,6 +45,12 @@ def names_of(tensor: Any, frame: Any) -> tuple[Name, ...]:
     return tuple(names.values())[:8]
 
 
+def name_of(tensor: Any, frame: Any) -> str | None:
+    """Return the best of these names; None where there is none."""
+    names = names_of(tensor, frame)
+    return names[0].text if names else None
+
+
 def find(frame: Any, wanted: Callable[[Any], bool]) -> Iterator[Found]:
     """Yield the tensors for which ``wanted`` is true that the user's frames from ``frame`` outwards hold."""
     return search(frame, wanted)

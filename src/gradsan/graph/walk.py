@@ -7,7 +7,7 @@ import itertools
 import re
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from gradsan import _torch
@@ -89,22 +89,21 @@ def _in_order(starts: list[Any], inputs: tuple[Any, ...], accumulates: bool, sin
 
 def nodes_behind(roots: Iterable[Any], most: int) -> list[Any] | None:
     """Return all Nodes of a graph; None where there are more than ``most``."""
-    found = dict.fromkeys(roots)
-    waiting = list(found)
-    while waiting and len(found) <= most:
-        for child, _ in waiting.pop().next_functions:
-            if child is not None and child not in found:
-                found[child] = None
-                waiting.append(child)
-    return list(found) if len(found) <= most else None
+    found = list(itertools.islice(each_behind(roots), most + 1))
+    return found if len(found) <= most else None
 
 
-def each_behind(roots: Iterable[Any]) -> Iterator[Any]:
-    """Yield every Node that a backward from ``roots`` may run, once, in no particular order."""
-    waiting = list(roots)
+def each_behind(roots: Iterable[Any], through: Callable[[Any], bool] | None = None) -> Iterator[Any]:
+    """Yield every Node that a backward from ``roots`` may run, once, in no particular order.
+
+    Nodes for which ``through`` is false are left out, and so are those that only they lead to.
+    """
+    waiting = list(dict.fromkeys(roots))
     seen = set(waiting)
     while waiting:
         node = waiting.pop()
+        if through is not None and not through(node):
+            continue
         yield node
         for child, _ in node.next_functions:
             if child is not None and child not in seen:

@@ -169,8 +169,8 @@ class Deep:
                 continue
             error = comparing.relative_error(right, wrong)
             if not comparing.is_rounding(error, right):
-                names = naming.names_of(leaf, sys._getframe(1)) if torch.is_tensor(leaf) else ()
-                errors.append((names[0].text if names else str(tuple(right.shape)), error))
+                name = naming.name_of(leaf, sys._getframe(1)) if torch.is_tensor(leaf) else None
+                errors.append((name or str(tuple(right.shape)), error))
         for what in sorted(passed_over):
             self._note(Message("blind.not_measured_past_own_code", {"what": what}))
         # Gradients beyond code that was passed over are unknown, and so is the effect if all others are right.

@@ -159,8 +159,7 @@ def _between(of_leaves: Any) -> Deviation | None:
         if error == float("inf"):
             return None
         if not is_rounding(error, wanted):
-            names = naming.names_of(leaf, sys._getframe(1))
-            errors.append((names[0].text if names else str(tuple(leaf.shape)), error))
+            errors.append((naming.name_of(leaf, sys._getframe(1)) or str(tuple(leaf.shape)), error))
     return Deviation(tuple(sorted(errors, key=lambda one: -one[1]))) if errors else None
 
 

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
+from gradsan.model import Failure
 from gradsan.record.patches import Patches
 from gradsan.record.recorder import FINDINGS_KEPT
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, Settling
 
 if TYPE_CHECKING:
-    from gradsan.model import Conflict, Failure
+    from gradsan.model import Clue, Conflict, Deviation
     from gradsan.record.recorder import Recorder
 
 T = TypeVar("T")
@@ -143,6 +144,10 @@ class Finder(Detector):
         """Return a container that :meth:`forget` empties."""
         self._noted.append(container)
         return container
+
+    def _report_at(self, row: str, stack: Any, *clues: Clue, if_meant: Deviation | None = None) -> None:
+        """Report a failure of ``row`` at the call with ``stack``: a backward, or a step."""
+        self._found(Failure(row, "", "", symbolise(stack), clues, raised=False, if_meant=if_meant))
 
     def forget(self) -> None:
         """Begin anew, at the start of a stretch of watching."""

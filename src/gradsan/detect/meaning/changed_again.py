@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from gradsan import _torch, source
-from gradsan.model import Clue, Failure, Frame, Site
+from gradsan.model import Clue, Frame, Site
 from gradsan.record.detector import Finder, Run
 from gradsan.record.ledger import RawWrite
 from gradsan.record.stacks import is_user_file, symbolise
@@ -173,7 +173,7 @@ class ChangedAgain(Finder):
         clues = tuple(
             Clue("changed", site, name=name, op=op, values=values) for site, op in zip(sites, ops, strict=True)
         )
-        self._found(Failure(ROW, "", "", symbolise(used), clues, raised=False))
+        self._report_at(ROW, used, *clues)
 
 
 def _is_shifted_on(ops: tuple[str, ...], is_own: list[bool]) -> bool:

@@ -16,7 +16,7 @@ from gradsan import _torch
 from gradsan.detect.changed_values import ChangedValues
 from gradsan.detect.memory import Uncounted
 from gradsan.graph import naming
-from gradsan.model import Clue, Failure
+from gradsan.model import Clue
 from gradsan.originals.meant import Value, place_of
 from gradsan.record.detector import Finder, Run
 from gradsan.record.ledger import QUIET_KINDS, RawWrite, call_that_made
@@ -61,12 +61,12 @@ class ChangedLosses(Finder):
             return
         _, stack, op = min(own, key=lambda one: one[0])
         self._described.add(stack)
-        names = naming.names_of(loss, sys._getframe(1))
+        name = naming.name_of(loss, sys._getframe(1))
         values = _torch.facts_of(loss)
         clues = (
-            Clue("computed", symbolise(made.stack), name=names[0].text if names else None, values=values),
+            Clue("computed", symbolise(made.stack), name=name, values=values),
             Clue("written", symbolise(stack), op=op),
         )
         value = Value(storage, place_of(loss), loss.grad_fn, int(loss.output_nr))
         meant = self._meant.deviation(value, raws, entry.outputs) if given is None else None
-        self._found(Failure(ROW, "", "", symbolise(entry.stack), clues, raised=False, if_meant=meant))
+        self._report_at(ROW, entry.stack, *clues, if_meant=meant)

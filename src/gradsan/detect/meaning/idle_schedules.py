@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from gradsan import _torch
 from gradsan.detect.meaning.made import Made, Making
-from gradsan.model import Clue, Failure
+from gradsan.model import Clue
 from gradsan.record.detector import Finder, Run
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, StepRecord
@@ -94,7 +94,7 @@ class IdleSchedules(Finder):
             Clue("other", symbolise(other[1].stack), name=type(other[0]).__name__),
             Clue("stepped", symbolise(step.stack), name=step.optimizer),
         ]
-        self._found(Failure(ROW, "", "", symbolise(step.stack), tuple(clues), raised=False))
+        self._report_at(ROW, step.stack, *clues)
 
 
 def _rates_of(optimizer: Any) -> list[Any]:

@@ -172,9 +172,9 @@ class LostHooks(Finder):
 
     def _failure(self, entry: RawBackward, one: _Hooked, raw: RawWrite, earlier: bool) -> Failure:
         tensor = one.tensor()
-        names = naming.names_of(tensor, sys._getframe(1)) if tensor is not None else ()
+        name = naming.name_of(tensor, sys._getframe(1)) if tensor is not None else None
         clues = (
-            Clue("hook", symbolise(one.stack), name=names[0].text if names else None, values=one.facts),
+            Clue("hook", symbolise(one.stack), name=name, values=one.facts),
             Clue("written", symbolise(raw.stack), op=raw.op),
         )
         values = {"earlier": "yes" if earlier else ""}

@@ -16,7 +16,7 @@ from typing import Any
 from gradsan import _torch, source
 from gradsan.detect.changed_values import has_made
 from gradsan.graph import walk
-from gradsan.model import Clue, Failure, Frame, Site
+from gradsan.model import Clue, Frame, Site
 from gradsan.record.detector import Finder, Run
 from gradsan.record.ledger import RawWrite, call_that_made, site_that_made
 from gradsan.record.stacks import symbolise
@@ -101,11 +101,12 @@ class ReusedInputs(Finder):
             named, name, call, place = found
             info = _torch.output_info(node, 0) or ((), "?", "?")
             values = dict(zip(("shape", "dtype", "device"), info, strict=True))
-            clues = (
+            self._report_at(
+                ROW,
+                entry.stack,
                 Clue("written", _at(call, written), name=named, op=raw.op, values=values),
                 Clue("read", _at(place, read), name=name),
             )
-            self._found(Failure(ROW, "", "", symbolise(entry.stack), clues, raised=False))
             return
 
 

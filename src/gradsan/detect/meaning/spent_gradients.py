@@ -28,7 +28,7 @@ from gradsan.detect.meaning.clip_calls import Clearing, Clip, ClipCalls
 from gradsan.detect.meaning.made import Making
 from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.graph import naming, walk
-from gradsan.model import Clue, Failure
+from gradsan.model import Clue
 from gradsan.record.detector import Run
 from gradsan.record.ledger import RawWrite
 from gradsan.record.stacks import symbolise
@@ -221,19 +221,19 @@ class SpentGradients(RoundDetector):
         if len(leaves) < len(gradients) or program_reads_gradients(frame):
             return
         leaf = (starved or leaves)[0]
-        names = naming.names_of(leaf, frame)
         facts = {
             **_torch.facts_of(leaf),
             "leaves": len(gradients),
             "is_refilled": not starved,
             "is_part": "yes" if is_part else "",
         }
-        clues = (
-            Clue("gradient", name=names[0].text if names else None, values=facts),
+        self._report_at(
+            THROWN,
+            entry.stack,
+            Clue("gradient", name=naming.name_of(leaf, frame), values=facts),
             Clue("cleared", symbolise(first.stack), op=first.op),
             Clue("stepped", symbolise(step.stack), name=step.optimizer),
         )
-        self._found(Failure(THROWN, "", "", symbolise(entry.stack), clues, raised=False))
 
     def _cleared_at(self, one: _Gradient, clear: RawWrite | None) -> Clearing | None:
         """The clearing of a gradient, by ``clear`` if there is one; None where it was not cleared, or it is unknown."""
@@ -296,11 +296,12 @@ class SpentGradients(RoundDetector):
         return clip.leaves.isdisjoint(map(id, frozen_beside(owned)))
 
     def _report_clip(self, entry: RawBackward, clip: Clip, kind: str, step: StepRecord) -> None:
-        clues = (
+        self._report_at(
+            CLIPPED,
+            entry.stack,
             Clue("clip", symbolise(clip.stack), op=clip.op, values={"kind": kind}),
             Clue("stepped", symbolise(step.stack), name=step.optimizer),
         )
-        self._found(Failure(CLIPPED, "", "", symbolise(entry.stack), clues, raised=False))
 
     def _is_second(self, key: Any) -> bool:
         self._met[key] += 1

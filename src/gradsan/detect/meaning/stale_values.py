@@ -23,7 +23,7 @@ from typing import Any
 from gradsan import _torch
 from gradsan.detect.meaning.terms.constant_terms import linear_below
 from gradsan.graph import naming, walk
-from gradsan.model import Clue, Failure
+from gradsan.model import Clue
 from gradsan.record.backwards import PastBackward
 from gradsan.record.detector import Finder, Run
 from gradsan.record.ledger import RawWrite, call_that_made, site_that_made
@@ -77,20 +77,21 @@ class StaleValues(Finder):
         held = next(naming.find(frame, lambda one: not one.is_leaf and one.grad_fn is value), None)
         if held is not None and self._is_written(held.tensor, built.clock):
             return False
-        names = naming.names_of(leaf, frame) if held is None else ()
+        name = naming.name_of(leaf, frame) if held is None else held.path
         shape, dtype, device = _torch.output_info(value, 0) or ((), "?", "?")
         info = {"shape": shape, "dtype": dtype, "device": device}
-        clues = (
+        self._report_at(
+            ROW,
+            entry.stack,
             Clue(
                 "built",
                 symbolise(built.stack),
-                name=held.path if held is not None else names[0].text if names else None,
+                name=name,
                 values={**info, "is_cast": held is None and value.name() == _CAST},
             ),
             Clue("updated", symbolise(stack), name=updater),
             Clue("read", read),
         )
-        self._found(Failure(ROW, "", "", symbolise(entry.stack), clues, raised=False))
         return True
 
     def _last_update(self, leaf: Any, borders: list[int]) -> tuple[Any, str] | None:

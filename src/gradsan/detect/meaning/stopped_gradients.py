@@ -25,10 +25,9 @@ from gradsan import _torch
 from gradsan.detect.meaning.terms.cut_terms import ROW as TERM
 from gradsan.detect.meaning.terms.lost_terms import is_scalar, is_sum_or_multiple
 from gradsan.graph import naming, walk
-from gradsan.model import Clue, Failure
+from gradsan.model import Clue
 from gradsan.record.detector import Finder, Run
 from gradsan.record.ledger import site_that_made
-from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
 PARAMETER = "parameter_behind_flat"
@@ -95,8 +94,7 @@ class StoppedGradients(Finder):
             return
         one = _Stopped(entry.stack, Clue("flat", site_that_made(self._core, node, entry.thread), op=_op_of(node)))
         for leaf in behind:
-            names = naming.names_of(leaf, sys._getframe(2))
-            name = names[0].text if names else None
+            name = naming.name_of(leaf, sys._getframe(2))
             one.leaves[id(leaf)] = _torch.weak_tensor(leaf), name, _torch.facts_of(leaf)
         self._stopped.append(one)
 
@@ -122,7 +120,7 @@ class StoppedGradients(Finder):
                 own.sort(key=lambda leaf: (leaf[1] is None, str(leaf[1]).endswith("bias")))
                 _, name, facts = own[0]
                 clues = (Clue("parameter", name=name, values={**facts, "parameters": len(own)}), one.flat)
-                self._found(Failure(PARAMETER, "", "", symbolise(one.stack), clues, raised=False))
+                self._report_at(PARAMETER, one.stack, *clues)
 
     def _look_at_terms(self, entry: RawBackward, roots: Iterable[Any], fed: set[int]) -> None:
         for joined, term in _terms(roots):
@@ -135,7 +133,9 @@ class StoppedGradients(Finder):
                 info = _torch.output_info(joined, 0)
                 facts = {"shape": (), "dtype": info[1] if info else "?", "device": info[2] if info else "?"}
                 node = behind[0]
-                clues = (
+                self._report_at(
+                    TERM,
+                    entry.stack,
                     Clue(
                         "read",
                         site_that_made(self._core, node, entry.thread),
@@ -144,7 +144,6 @@ class StoppedGradients(Finder):
                     ),
                     Clue("added", site_that_made(self._core, joined, entry.thread)),
                 )
-                self._found(Failure(TERM, "", "", symbolise(entry.stack), clues, raised=False))
                 return
 
 
@@ -158,18 +157,7 @@ def _op_of(node: Any) -> str:
 
 def _fed_by(roots: Iterable[Any]) -> list[Any]:
     """Return the leaves to which a backward from ``roots`` may pass more than zeros."""
-    waiting = list(roots)
-    seen, passed = set(waiting), []
-    while waiting:
-        node = waiting.pop()
-        if _is_flat(node):
-            continue
-        passed.append(node)
-        for child, _ in node.next_functions:
-            if child is not None and child not in seen:
-                seen.add(child)
-                waiting.append(child)
-    return walk.leaves_of(passed)
+    return walk.leaves_of(walk.each_behind(roots, lambda node: not _is_flat(node)))
 
 
 def _terms(roots: Iterable[Any]) -> Iterator[tuple[Any, Any]]:

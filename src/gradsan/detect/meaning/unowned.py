@@ -35,7 +35,7 @@ from gradsan import _torch
 from gradsan.detect.meaning.made import Making
 from gradsan.detect.memory import Uncounted
 from gradsan.graph import naming, walk
-from gradsan.model import Clue, Failure
+from gradsan.model import Clue
 from gradsan.record.detector import Finder, Run
 from gradsan.record.ledger import RawWrite
 from gradsan.record.stacks import symbolise
@@ -206,4 +206,4 @@ class Unowned(Finder):
         if stepped:
             optimizer, where = stepped[-1]
             clues.append(Clue("holder", symbolise(where.stack), name=type(optimizer).__name__))
-        self._found(Failure(ROW, "", "", symbolise(same[0].line), tuple(clues), raised=False))
+        self._report_at(ROW, same[0].line, *clues)

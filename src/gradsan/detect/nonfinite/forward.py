@@ -131,8 +131,7 @@ class Forward:
         frame = sys._getframe()
         for at, one in operands:
             if (stack, at) not in self._names:
-                names = naming.names_of(one, frame) if one.is_floating_point() else ()
-                self._names[stack, at] = names[0].text if names else None
+                self._names[stack, at] = naming.name_of(one, frame) if one.is_floating_point() else None
         known = ((at, self._names[stack, at]) for at, _ in operands)
         return {at: name for at, name in known if name is not None}
 

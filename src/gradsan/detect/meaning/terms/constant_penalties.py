@@ -23,7 +23,7 @@ from gradsan import _torch
 from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.detect.meaning.terms.constant_terms import LISTED, SUMS, sums_below
 from gradsan.graph import walk
-from gradsan.model import Clue, Failure
+from gradsan.model import Clue
 from gradsan.record.detector import Run
 from gradsan.record.ledger import RawWrite
 from gradsan.record.stacks import symbolise
@@ -128,11 +128,12 @@ class ConstantPenalties(RoundDetector):
         if found is not None and self._is_meant_for(walk.leaves_of(walk.engine_order(roots)), found.read):
             self._described.add(entry.stack)
             values = {**found.facts, "is_decayed": self._is_decayed(found.read)}
-            clues = (
+            self._report_at(
+                ROW,
+                entry.stack,
                 Clue("read", symbolise(found.read.stack), values=values),
                 Clue("added", symbolise(found.added)),
             )
-            self._found(Failure(ROW, "", "", symbolise(entry.stack), clues, raised=False))
 
     def _is_meant_for(self, leaves: Iterable[Any], read: _Origin) -> bool:
         """Whether the loss trains the parameters that were read, and the program writes none of them itself."""

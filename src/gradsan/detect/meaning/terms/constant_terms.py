@@ -23,7 +23,7 @@ import torch
 
 from gradsan import _torch
 from gradsan.graph import naming, walk
-from gradsan.model import Clue, Failure
+from gradsan.model import Clue
 from gradsan.record.detector import Finder, Run
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import symbolise
@@ -167,14 +167,15 @@ class ConstantTerms(Finder):
                 if stack is not None and one.stack not in self._described:
                     self._described.add(one.stack)
                     leaf = None if one.leaf is None else one.leaf()
-                    names = [] if leaf is None else naming.names_of(leaf, sys._getframe(1))
-                    name = f"{names[0].text}.grad" if names else None
+                    held = None if leaf is None else naming.name_of(leaf, sys._getframe(1))
+                    name = None if held is None else f"{held}.grad"
                     facts = one.facts if leaf is None else _torch.facts_of(leaf)
-                    clues = (
+                    self._report_at(
+                        ROW,
+                        entry.stack,
                         Clue("asked", symbolise(one.stack), name=name, values=facts),
                         Clue("added", symbolise(stack)),
                     )
-                    self._found(Failure(ROW, "", "", symbolise(entry.stack), clues, raised=False))
 
     def _stop(self) -> None:
         self._followed.clear()
@@ -251,14 +252,9 @@ def sums_below(roots: tuple[Any, ...]) -> Iterator[int]:
 
 def linear_below(roots: tuple[Any, ...]) -> Iterator[Any]:
     """Yield the Nodes of sums and constant factors above ``roots`` with only such Nodes in between."""
-    waiting, seen = list(roots), set(roots)
-    while waiting:
-        node = waiting.pop()
-        children = [child for child, _ in node.next_functions if child is not None]
-        if node.name() not in SUMS and (node.name() not in _SCALED or len(children) > 1):
-            continue
-        yield node
-        for child in children:
-            if child not in seen:
-                seen.add(child)
-                waiting.append(child)
+
+    def is_linear(node: Any) -> bool:
+        inputs = sum(child is not None for child, _ in node.next_functions)
+        return node.name() in SUMS or (node.name() in _SCALED and inputs < 2)
+
+    return walk.each_behind(roots, is_linear)

@@ -28,7 +28,7 @@ from gradsan import _torch
 from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.detect.meaning.terms.constant_terms import LISTED, SUMS, sums_below
 from gradsan.graph import naming
-from gradsan.model import Clue, Failure
+from gradsan.model import Clue
 from gradsan.record.detector import Run
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
@@ -167,11 +167,12 @@ class CutTerms(RoundDetector):
             # A running average of the loss is made of a sum on the path.
             if not any(ran.isdisjoint(each.sources) or each.sources[0] in sums for each in one.cuts):
                 self._described.add(entry.stack)
-                clues = (
+                self._report_at(
+                    ROW,
+                    entry.stack,
                     Clue("read", symbolise(cut.stack), name=one.name, op=cut.op, values={**one.facts, "how": cut.how}),
                     Clue("added", symbolise(one.stack)),
                 )
-                self._found(Failure(ROW, "", "", symbolise(entry.stack), clues, raised=False))
                 return
 
 

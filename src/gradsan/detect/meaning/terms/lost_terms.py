@@ -24,7 +24,7 @@ from typing import Any
 from gradsan import _torch, source
 from gradsan.detect.kept_gradients import program_reads_gradients
 from gradsan.graph import naming, walk
-from gradsan.model import Clue, Failure, Site
+from gradsan.model import Clue, Site
 from gradsan.record.detector import Finder, Run
 from gradsan.record.ledger import RawWrite, call_that_made
 from gradsan.record.stacks import symbolise
@@ -94,10 +94,9 @@ class LostTerms(Finder):
             shape, dtype, device = _torch.output_info(term, 0) or ((), "?", "?")
             is_cut = _is_cut(symbolise(made.stack), symbolise(entry.stack))
             info = {"shape": shape, "dtype": dtype, "device": device, "is_cut": is_cut}
-            names = naming.names_of(leaves[0], frame)
             clues = (
                 Clue("term", symbolise(made.stack), name=naming.name_of_output(term, frame), values=info),
-                Clue("reached", name=names[0].text if names else None),
+                Clue("reached", name=naming.name_of(leaves[0], frame)),
             )
             self._waiting.append(
                 _Term(
@@ -173,7 +172,7 @@ class LostTerms(Finder):
                 if not is_cut and program_reads_gradients(sys._getframe(1)):
                     return
                 clues = (*one.clues, Clue("stepped", symbolise(step.stack), name=step.optimizer))
-                self._found(Failure(ROW, "", "", symbolise(one.stack), clues, raised=False))
+                self._report_at(ROW, one.stack, *clues)
 
     def _was_used(self, one: _Term, own: set[int]) -> bool:
         """Whether a step used the gradients that an earlier backward of this line had left."""

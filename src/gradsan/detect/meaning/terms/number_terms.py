@@ -29,7 +29,7 @@ from gradsan import _torch
 from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.detect.meaning.terms.constant_terms import SUMS, linear_below
 from gradsan.detect.meaning.terms.cut_terms import ROW, numbers_below
-from gradsan.model import Clue, Failure, Frame
+from gradsan.model import Clue, Frame
 from gradsan.record.detector import Run
 from gradsan.record.stacks import is_of_program, symbolise
 from gradsan.record.steps import RawBackward, read_backward
@@ -212,11 +212,12 @@ class NumberTerms(RoundDetector):
     def _tell(self, entry: RawBackward, taken: _Taken, stack: Any, use: _Use) -> None:
         self._described.add(stack)
         values = {**use.facts, "how": "number"}
-        clues = (
+        self._report_at(
+            ROW,
+            entry.stack,
             Clue("read", symbolise(taken.stack), op=taken.op, values=values),
             Clue("added", symbolise(stack)),
         )
-        self._found(Failure(ROW, "", "", symbolise(entry.stack), clues, raised=False))
 
 
 def _number(given: Any) -> float | None:
