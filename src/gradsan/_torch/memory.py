@@ -129,7 +129,6 @@ class WeakTensors:
     __slots__ = ("_known",)
 
     def __init__(self) -> None:
-        """Start empty."""
         self._known: dict[int, weak_tensor] = {}
 
     def get(self, number: int) -> Any:

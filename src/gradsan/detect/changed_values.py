@@ -72,7 +72,6 @@ class ChangedValues(Detector):
     """Scans the graph of a backward for such reads; conflicts go to ``findings``."""
 
     def __init__(self, run: Run) -> None:
-        """Start with nothing seen."""
         uncounted, deep = run.get(Uncounted), run.get(Deep)
         self.meant, self._keeps = Meant(deep), deep.live.may_lie_in
         self._listeners, self._pending = run.listeners, list[_Pending]()
@@ -83,7 +82,6 @@ class ChangedValues(Detector):
         self._to_callers, self._functions = WritesToCallers(), run.get(Functions)
 
     def forget(self) -> None:
-        """Begin anew, at the start of a stretch of watching."""
         self._pending.clear()
         self._to_callers.forget()
         self._wait(False)
@@ -94,7 +92,6 @@ class ChangedValues(Detector):
         self._pending.clear()
 
     def before_round(self, entry: RawBackward, rounds: int) -> None:
-        """Scan the graph in some of the rounds of a line that calls backward; as ``on_round`` of the core."""
         if not self.looks_always:
             self._look(entry, ())
 

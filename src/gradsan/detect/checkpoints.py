@@ -47,7 +47,6 @@ class Checkpoints(Detector):
     is_hushed = False
 
     def __init__(self, run: Run) -> None:
-        """Start without checkpointed calls."""
         self._core, self._steps, self._notes, self._findings = (
             run.core,
             run.steps,

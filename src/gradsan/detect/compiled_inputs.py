@@ -39,13 +39,11 @@ class CompiledInputs(Detector):
     """Scans the graph of a backward for such arguments; conflicts go to ``findings``."""
 
     def __init__(self, run: Run) -> None:
-        """Start without compiled calls."""
         self._core, self._steps = run.core, run.steps
         self._uncounted, self._findings = run.get(Uncounted), run.get(KnownConflicts)
         self._calls = 0
 
     def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Scan the graph behind the outputs; the arguments are those of ``listeners.BeforeBackward``."""
         backward = read_backward(entry)
         self._calls += 1
         nodes = walk.nodes_behind(backward.roots, _MOST_NODES)

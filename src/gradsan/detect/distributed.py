@@ -67,7 +67,6 @@ class Sharded(Detector):
     part = "parallel"
 
     def __init__(self, run: Run) -> None:
-        """Start with no sharded parameter."""
         notes = run.get(Notes)
         self._core, self._steps, self._notes, self._findings = run.core, run.steps, notes, run.get(KnownConflicts)
         notes.lasting = self.shard_of
@@ -229,7 +228,6 @@ class BufferSync(Detector):
         self._core, self._uncounted, self._note = run.core, run.get(Uncounted), run.guard.note
 
     def install(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:
-        """Watch until ``patches`` is undone."""
         owner, name = _torch.buffer_sync()
         if owner is None:
             return

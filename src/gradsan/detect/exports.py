@@ -45,7 +45,6 @@ class Exports(Detector):
     part = "bypasses"
 
     def __init__(self, run: Run) -> None:
-        """Start with no exported memory."""
         self._core, self._note, self._listeners = run.core, run.guard.note, run.listeners
         self.on_export: Callable[[], None] = lambda: None
         """Called when memory is handed out while none was before."""

@@ -70,7 +70,6 @@ class Functions(Detector):
     is_hushed = False
 
     def __init__(self, run: Run) -> None:
-        """Start with no custom Function applied."""
         self._found, self._listeners = run.report, run.listeners
         self._core, self._steps, self._notes, self._findings = (
             run.core,
@@ -86,7 +85,6 @@ class Functions(Detector):
         self._forwards: set[CodeType] = set()
 
     def forget(self) -> None:
-        """Begin anew, at the start of a stretch of watching."""
         self._unmarked.clear()
         self._places = None
         self._early.clear()

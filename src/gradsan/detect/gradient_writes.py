@@ -53,12 +53,10 @@ class GradientWrites(Detector):
     """Checks writes while a backward runs; findings go to ``found`` until it holds ``most``."""
 
     def __init__(self, run: Run) -> None:
-        """Start with no gradient seen."""
         self._core, self._found, self._most = run.core, run.failures, FINDINGS_KEPT
         self._known: dict[Any, int] = {}
 
     def forget(self) -> None:
-        """Begin anew: findings of an earlier stretch of watching do not count for this one."""
         self._known.clear()
 
     def on_write(self, tensor: Any, op: str, stack: Any) -> None:

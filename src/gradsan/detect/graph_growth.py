@@ -160,7 +160,6 @@ class UnusedGraphs(Detector):
     """Searches for such containers when the core reports; ``found`` is called with those that no backward has used."""
 
     def __init__(self, run: Run) -> None:
-        """Start without suspicion."""
         self._core, self._found, self._listeners = run.core, run.report, run.listeners
         self._looked: tuple[int, int] = (-1, -1)
         self._end = 0
@@ -169,7 +168,6 @@ class UnusedGraphs(Detector):
         self._reported: set[str] = set()
 
     def forget(self) -> None:
-        """Begin anew, at the start of a stretch of watching."""
         self._looked, self._members = (-1, -1), {}
         self._suspicions.clear()
         self._reported.clear()

@@ -33,7 +33,6 @@ class HookWrites(Detector):
     """Checks writes while a backward runs; ``prescan`` finds their effects."""
 
     def __init__(self, run: Run) -> None:
-        """Start with no gradient looked at."""
         self._core, self._uncounted, self._exports = run.core, run.get(Uncounted), run.get(Exports)
         self._prescan, self._guard = run.get(Prescan), run.guard.run_hushed
         self._looks: deque[tuple[int, list[int]]] = deque(maxlen=_NESTED)

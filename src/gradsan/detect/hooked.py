@@ -72,7 +72,6 @@ class HookedValues:
     """Checks the values that hooks pack and unpack."""
 
     def __init__(self, run: Run) -> None:
-        """Start with no value packed by the program's hooks."""
         self._core, self._steps, self._uncounted, self._exports = (
             run.core,
             run.steps,

@@ -69,7 +69,6 @@ class KeptGradients(Detector):
     """Checks the gradients of live leaves in some rounds of a line; findings go to ``found``."""
 
     def __init__(self, run: Run) -> None:
-        """Start with no gradient kept."""
         self._core, self._steps, self._backwards, self._uncounted = (
             run.core,
             run.steps,
@@ -81,7 +80,6 @@ class KeptGradients(Detector):
         self._described: dict[int, Any] = {}
 
     def before_round(self, entry: RawBackward, rounds: int) -> None:
-        """Check some of the rounds of a line that calls backward; as ``on_round`` of the core."""
         # autograd.grad() does not accumulate gradients.
         if rounds not in _ROUNDS or not entry.accumulates:
             return

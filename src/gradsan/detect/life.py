@@ -53,7 +53,6 @@ class Life(Detector):
     """Checks optimizers at their first step, and live graphs after some rounds; calls ``found`` with findings."""
 
     def __init__(self, run: Run) -> None:
-        """Start without having seen any step."""
         self._core, self._backwards, self._found = run.core, run.backwards, run.report
         self._making = run.get(Making)
         self._sizes: dict[tuple[int, str], tuple[int, int]] = {}
@@ -64,7 +63,6 @@ class Life(Detector):
         """The ids of the reported parameters, by the optimizer, which keeps them alive."""
 
     def forget(self) -> None:
-        """Begin anew, at the start of a stretch of watching."""
         for one in itertools.chain.from_iterable(self._awaited):
             one.graph.let_go()
         self._awaited.clear()

@@ -59,7 +59,6 @@ class LostUpdates(Detector):
         self._state = _State()
 
     def forget(self) -> None:
-        """Begin anew, at the start of a stretch of watching."""
         state = self._state
         for graph in [*(one.graph for one in (*state.open, *state.moved)), *(one.graph for one in state.lost)]:
             graph.let_go()

@@ -51,7 +51,6 @@ class Uncounted(Detector):
     part = "bypasses"
 
     def __init__(self, run: Run) -> None:
-        """Start with no write past the counter."""
         self._core, self._guard = run.core, run.guard
         self._copying: set[str] = set()
         self.copied_since: int | None = None

@@ -57,7 +57,6 @@ class Prescan(Detector):
         self._told_at = -1
 
     def forget(self) -> None:
-        """Begin anew: findings of an earlier stretch of watching do not count for this one."""
         self._findings.forget()
         self._pending.clear()
         self._harmless.clear()
@@ -101,7 +100,6 @@ class Prescan(Detector):
         self._findings.add(key, lambda: conflict)
 
     def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Scan the graph behind the outputs; the arguments are those of ``listeners.BeforeBackward``."""
         uncounted = self._uncounted
         if not uncounted.bypasses and not uncounted.replaced and not self._exports.any:
             return

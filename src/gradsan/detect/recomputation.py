@@ -286,7 +286,6 @@ class Tally:
     """Results of checkpoint's comparisons in this thread since :meth:`begin`."""
 
     def __init__(self) -> None:
-        """Start without results."""
         self._local = threading.local()
 
     def begin(self) -> None:

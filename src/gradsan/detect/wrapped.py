@@ -45,7 +45,6 @@ class Wrapped(Detector):
         self._core, self._steps, self._findings = run.core, run.steps, run.get(KnownConflicts)
 
     def before_round(self, entry: RawBackward, rounds: int) -> None:
-        """Scan the graph in some of the rounds of a line that calls backward; as ``on_round`` of the core."""
         if not _torch.has_wrapper_classes():
             return
         backward = read_backward(entry)

@@ -31,7 +31,6 @@ class Stopwatch:
     """Clock that starts when it is made."""
 
     def __init__(self) -> None:
-        """Start the clock."""
         self._began_at = time.time()
         self._began = time.perf_counter()
 

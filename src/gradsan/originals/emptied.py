@@ -45,7 +45,6 @@ class Emptied(Detector):
     part = "bypasses"
 
     def __init__(self, run: Run) -> None:
-        """Start with no storage made smaller."""
         self._core, self._steps, self._listeners, self._keep = run.core, run.steps, run.listeners, run.keep
         self._shrunk: dict[int, Shrunk] = {}
         self._sweep = Sweep()

@@ -38,7 +38,6 @@ class Holdings:
     """The live kept values; ``max_bytes`` bounds the memory of their originals, None: no bound."""
 
     def __init__(self, max_bytes: int | None) -> None:
-        """Start empty."""
         self.max_bytes = max_bytes
         self.bytes = 0
         self._live: dict[int, set[_Entry]] = {}
@@ -139,7 +138,6 @@ class DeviceCopies:
     """
 
     def __init__(self) -> None:
-        """Start without copies."""
         self._accounts: dict[torch.device, _Account] = {}
 
     def copied(self, tensor: Any) -> Any:

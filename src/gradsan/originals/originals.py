@@ -48,7 +48,6 @@ class KnownOutside:
     """The live storages whose pointer has been given out."""
 
     def __init__(self, core: Core) -> None:
-        """Start empty."""
         self._core = core
         self.storages: dict[int, Any] = {}
         """A weak reference to each by its ``_cdata``; it may have died since."""

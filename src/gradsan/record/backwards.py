@@ -105,7 +105,6 @@ class MadeByEngine:
     """
 
     def __init__(self) -> None:
-        """Start with no calls."""
         self._ends: dict[Any, int] = {}
         self._calls: dict[Any, deque[tuple[int, int, int, Any, int]]] = {}
 

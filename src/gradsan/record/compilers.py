@@ -38,7 +38,6 @@ class TracedGraphs:
     """The latest graphs traced while gradsan was on, kept as long as the process lives, like the compiled code."""
 
     def __init__(self) -> None:
-        """Start with no graph."""
         self._kept: deque[_torch.Traced] = deque(maxlen=_GRAPHS_KEPT)
         self.on_first: Callable[[], None] | None = None
         """Called when there is a graph."""

@@ -30,7 +30,6 @@ class Demands:
     """Combined demands of all running stretches."""
 
     def __init__(self) -> None:
-        """Start without demands."""
         self._stretches: list[tuple[int, str, Asked]] = []
         self._halted: Message | None = None
 
@@ -99,7 +98,6 @@ class Found(list[Any]):
     """List of findings that calls ``on_new`` with each new one; errors of ``on_new`` propagate to the program."""
 
     def __init__(self, on_new: Callable[[Any], None]) -> None:
-        """Start empty."""
         super().__init__()
         self._met = on_new
 

@@ -135,7 +135,6 @@ class Finder(Detector):
     """Base class of detectors whose notes are emptied as watching begins."""
 
     def __init__(self, run: Run) -> None:
-        """Start with nothing noted."""
         self._core, self._listeners, self._found = run.core, run.listeners, run.report
         self._noted: list[Any] = []
         self._described = self._notes(set[Any]())
@@ -164,7 +163,6 @@ class Sweep:
     __slots__ = ("_asked",)
 
     def __init__(self) -> None:
-        """Start with no lookup counted."""
         self._asked = 0
 
     def is_due(self, entries: int) -> bool:

@@ -61,7 +61,6 @@ class Guard:
     """
 
     def __init__(self) -> None:
-        """Start without blind spots."""
         self.blind_spots: dict[str, Message] = {}
 
     def note(self, message: Message) -> None:

@@ -52,7 +52,6 @@ class Patches:
     """Replaced attributes, to be restored when gradsan is switched off."""
 
     def __init__(self) -> None:
-        """Start with nothing replaced."""
         self._replaced: list[_Replaced] = []
         self._actions: list[Callable[[], None]] = []
         self._spared: Spared = []

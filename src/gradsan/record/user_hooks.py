@@ -159,7 +159,6 @@ class TensorHooks:
     """
 
     def __init__(self, core: Core) -> None:
-        """Start without hooks."""
         self._core = core
         self._any = False
 

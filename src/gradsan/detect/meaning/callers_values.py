@@ -60,7 +60,6 @@ class WritesToCallers:
     """Cache of writes to a value that the caller then read, by pair of lines."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self._known: dict[tuple[Any, str, Any], bool] = {}
 
     def forget(self) -> None:

@@ -57,18 +57,15 @@ class ChangedAgain(Finder):
     """Reads the log of writes in some rounds; findings go to ``found``."""
 
     def __init__(self, run: Run) -> None:
-        """Start with no write looked at."""
         super().__init__(run)
         self._since = 0
         self._stacks, self._places = self._notes(dict[Any, Any]()), self._notes(dict[Any, Any]())
 
     def forget(self) -> None:
-        """Begin anew, at the start of a stretch of watching."""
         self._since = self._core.clock
         super().forget()
 
     def before_round(self, entry: RawBackward, rounds: int) -> None:
-        """Check some of the rounds of a line that calls backward; as ``on_round`` of the core."""
         if rounds >= 16 and rounds.bit_length() % 2:
             self._look(entry.stack)
 

@@ -44,7 +44,6 @@ class ChangedArrays:
     """Compares the values of arrays whenever they are passed to torch; made at the first one of a stretch."""
 
     def __init__(self, run: Run) -> None:
-        """Start with no array taken in."""
         self._core, self._found = run.core, run.report
         self._parts: dict[tuple[int, ...], _Lent] = {}
         self._refuted: set[Any] = set()

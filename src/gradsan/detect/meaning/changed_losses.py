@@ -30,13 +30,11 @@ class ChangedLosses(Finder):
     """Checks the outputs of a backward; findings go to ``found``."""
 
     def __init__(self, run: Run) -> None:
-        """Start with no loss looked at."""
         super().__init__(run)
         self._uncounted, self._meant = run.get(Uncounted), run.get(ChangedValues).meant
 
     @_torch.hushed()
     def before_round(self, entry: RawBackward, rounds: int) -> None:
-        """Check some of the rounds of a line that calls backward; as ``on_round`` of the core."""
         for loss in entry.outputs if entry.accumulates else ():
             if type(loss) in _torch.PLAIN_TENSORS and loss.grad_fn is not None:
                 self._look(entry, loss)

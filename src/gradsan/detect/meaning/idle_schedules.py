@@ -36,13 +36,11 @@ class IdleSchedules(Finder):
     """Checks the live schedulers in some rounds; findings go to ``found``."""
 
     def __init__(self, run: Run) -> None:
-        """Start with no scheduler seen."""
         super().__init__(run)
         self._steps, self._making = run.steps, run.get(Making)
         self._seen = self._notes(dict[int, _Look]())
 
     def before_round(self, entry: RawBackward, rounds: int) -> None:
-        """Check some of the rounds of a line that calls backward; as ``on_round`` of the core."""
         if rounds >= 4:
             self.settle()
 

@@ -59,7 +59,6 @@ class LostHooks(Finder):
     part = "hooks of views"
 
     def __init__(self, run: Run) -> None:
-        """Start with no hooked tensor."""
         super().__init__(run)
         self._waiting: list[_Hooked] = []
 
@@ -75,7 +74,6 @@ class LostHooks(Finder):
         patches.set(torch.Tensor, "register_hook", core.listener(register, None, registered))
 
     def forget(self) -> None:
-        """Begin anew, at the start of a stretch of watching."""
         for one in self._waiting:
             one.graph.let_go()
         self._waiting.clear()

@@ -37,7 +37,6 @@ class Making(Detector):
     part = "optimizers"
 
     def __init__(self, run: Run) -> None:
-        """Start with no optimizer made."""
         self._core = run.core
         self._optimizers: dict[int, Made] = {}
         self._schedulers: dict[int, Made] = {}
@@ -68,7 +67,6 @@ class Making(Detector):
         return weak is not None and weak() is parameter and given > clock
 
     def install(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:
-        """Watch until ``patches`` is undone."""
         self._watch(patches, guard, Optimizer, "add_param_group", self._grouped, partial(self._given, guard))
         self._watch(patches, guard, LRScheduler, "__init__", self._scheduled)
         if "__init__" in vars(ReduceLROnPlateau):

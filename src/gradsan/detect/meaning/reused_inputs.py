@@ -37,13 +37,11 @@ class ReusedInputs(Finder):
     """Scans the graph of a backward for such reads; findings go to ``found``."""
 
     def __init__(self, run: Run) -> None:
-        """Start with no module called."""
         super().__init__(run)
         self._seen = self._notes(set[Any]())
 
     @_torch.hushed()
     def before_round(self, entry: RawBackward, rounds: int) -> None:
-        """Check some of the rounds of a line that calls backward; as ``on_round`` of the core."""
         if rounds not in _ROUNDS or len(self._seen) > _STACKS:
             return
         raws = list(self._written_by_layers())

@@ -30,7 +30,6 @@ class RoundDetector(Finder):
     """Whether a line that calls ``autograd.grad`` has rounds, too, as long as no backward is called."""
 
     def __init__(self, run: Run) -> None:
-        """Start outside of any round."""
         super().__init__(run)
         self._entry: RawBackward | None = None
         self._calls = self._backwards = 0
@@ -54,7 +53,6 @@ class RoundDetector(Finder):
         """Called at each backward in the thread of the round; the last one begins the line's next round."""
 
     def forget(self) -> None:
-        """Begin anew, at the start of a stretch of watching."""
         self._end()
         super().forget()
         self._has_backward = False
@@ -74,7 +72,6 @@ class RoundDetector(Finder):
             self._open(start)
 
     def settle(self) -> None:
-        """End the round, as watching ends."""
         self._end()
 
     @_torch.hushed()

@@ -55,7 +55,6 @@ class SpentGradients(RoundDetector):
     """Checks the gradients of some rounds; findings go to ``found``."""
 
     def __init__(self, run: Run) -> None:
-        """Start with no gradient seen."""
         super().__init__(run)
         self._steps, self._making = run.steps, run.get(Making)
         self._calls_of_program = ClipCalls(run.core, run.guard)
@@ -70,7 +69,6 @@ class SpentGradients(RoundDetector):
         self._met = self._notes(collections.Counter[Any]())
 
     def forget(self) -> None:
-        """Begin anew, at the start of a stretch of watching."""
         super().forget()
         self._gone_on = 0
 

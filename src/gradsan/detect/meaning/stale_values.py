@@ -39,13 +39,11 @@ class StaleValues(Finder):
     """Checks the graphs of a few rounds; findings go to ``found``."""
 
     def __init__(self, run: Run) -> None:
-        """Start with no value looked at."""
         super().__init__(run)
         self._steps, self._backwards = run.steps, run.backwards
 
     @_torch.hushed()
     def before_round(self, entry: RawBackward, rounds: int) -> None:
-        """Check some of the rounds of a line that calls backward; as ``on_round`` of the core."""
         backward = read_backward(entry)
         if rounds not in _ROUNDS or backward.via != "backward":
             return

@@ -49,7 +49,6 @@ class StoppedGradients(Finder):
     """Checks graphs in some rounds, and gradients at an optimizer's first step; findings go to ``found``."""
 
     def __init__(self, run: Run) -> None:
-        """Start with no parameter fed."""
         super().__init__(run)
         self._fed = self._notes(dict[int, Any]())
         self._stopped = self._notes(list[_Stopped]())

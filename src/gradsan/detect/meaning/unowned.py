@@ -70,7 +70,6 @@ class Unowned(Finder):
     """Checks the leaves of a backward in some rounds; findings go to ``found``."""
 
     def __init__(self, run: Run) -> None:
-        """Start with no candidate."""
         super().__init__(run)
         self._uncounted, self._making = run.get(Uncounted), run.get(Making)
         self._stepped, self._known = run.stepped_optimizers, run.failures
@@ -81,7 +80,6 @@ class Unowned(Finder):
         self._lines = 0
 
     def forget(self) -> None:
-        """Begin anew, at the start of a stretch of watching."""
         super().forget()
         self._lines = 0
 
@@ -95,7 +93,6 @@ class Unowned(Finder):
 
     @_torch.hushed()
     def before_round(self, entry: RawBackward, rounds: int) -> None:
-        """Check some of the rounds of a line that calls backward; as ``on_round`` of the core."""
         if rounds < 2 or not entry.accumulates:
             return
         stepped = self._stepped()

@@ -67,7 +67,6 @@ class UnrecordedReads(RoundDetector):
     from_start = True
 
     def __init__(self, run: Run) -> None:
-        """Start with no read seen."""
         super().__init__(run)
         self._uncounted, self._exports, self._values = run.get(Uncounted), run.get(Exports), run.get(ChangedValues)
         self._meant = self._values.meant
@@ -77,13 +76,11 @@ class UnrecordedReads(RoundDetector):
         self._due: list[_Due] = []
 
     def forget(self) -> None:
-        """Begin anew, at the start of a stretch of watching."""
         self._due.clear()
         self._meant.forget()
         super().forget()
 
     def settle(self) -> None:
-        """End the round, as watching ends."""
         super().settle()
         self._meant.forget()
 

@@ -48,7 +48,6 @@ class Notice(Detector):
     """
 
     def __init__(self, run: Run) -> None:
-        """Start with no loss looked at."""
         self._core, self._listeners, self._steps = run.core, run.listeners, run.steps
         self._settling, self._report = run.settling, run.nonfinite.append
         self._is_done = False
@@ -56,7 +55,6 @@ class Notice(Detector):
         self._pending: _Pending | None = None
 
     def forget(self) -> None:
-        """Begin anew, at the start of a stretch of watching."""
         self._is_done, self._pending = False, None
         self._listeners.call_on_nonfinite(self.look)
         self._first_steps, self._began = self._core.steps, self._core.clock

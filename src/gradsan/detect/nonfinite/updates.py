@@ -63,7 +63,6 @@ class Updates:
         patches.on_undo(numbered_apart(register_optimizer_step_post_hook(_torch.untraced(own(after)))).remove)
 
     def forget(self) -> None:
-        """Begin anew."""
         self._rounds.clear()
         self._spoilt.clear()
         self.steps = 0

@@ -67,7 +67,6 @@ class KeptForAllCalls:
     """Notes such tensors by the Nodes of their calls; findings go to ``found``."""
 
     def __init__(self, found: Callable[[Failure], None]) -> None:
-        """Start empty."""
         self._found = found
         self._kept: weakref.WeakKeyDictionary[Any, list[_Kept]] = weakref.WeakKeyDictionary()
         self._places: weakref.WeakKeyDictionary[Any, tuple[_Place, ...]] = weakref.WeakKeyDictionary()

@@ -43,14 +43,12 @@ class KeptReferences(Finder):
     """Checks the variables of the functions that call backward; findings go to ``found``."""
 
     def __init__(self, run: Run) -> None:
-        """Start with no gradient kept."""
         super().__init__(run)
         self._kept = self._notes(list[_Kept]())
         self._seen = self._notes(set[Any]())
 
     @_torch.hushed()
     def before_round(self, entry: RawBackward, rounds: int) -> None:
-        """Check some of the rounds of a line that calls backward; as ``on_round`` of the core."""
         if rounds not in _ROUNDS or not entry.accumulates:
             return
         callers = list(_program_frames(sys._getframe(1)))

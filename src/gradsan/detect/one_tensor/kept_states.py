@@ -56,7 +56,6 @@ class KeptStates(Finder):
     part = "states of modules"
 
     def __init__(self, run: Run) -> None:
-        """Start with no state kept."""
         super().__init__(run)
         self._on_older = run.get(OwnOperands).state_taken
         self._states = self._notes(list[_State]())
@@ -64,12 +63,10 @@ class KeptStates(Finder):
         self._searches = 0
 
     def forget(self) -> None:
-        """Begin anew, at the start of a stretch of watching."""
         super().forget()
         self._searches = 0
 
     def install(self, patches: Patches, guard: Guard) -> None:
-        """Watch until ``patches`` is undone."""
         core = self._core
         give, take = standing(nn.Module, "state_dict"), standing(nn.Module, "load_state_dict")
 

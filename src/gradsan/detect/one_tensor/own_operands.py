@@ -45,7 +45,6 @@ class OwnOperands(RoundDetector):
     takes_gradients = True
 
     def __init__(self, run: Run) -> None:
-        """Start with no write to an operand."""
         super().__init__(run)
         self._uncounted, self._steps, self._making = run.get(Uncounted), run.steps, run.get(Making)
         self._known = run.failures
@@ -60,7 +59,6 @@ class OwnOperands(RoundDetector):
         self._states = 0
 
     def forget(self) -> None:
-        """Begin anew, at the start of a stretch of watching."""
         super().forget()
         self._states = 0
 
@@ -206,7 +204,6 @@ class Mixes:
     """Results of a round computed from one memory alone, by sums and factors: ``0.1 * weight`` from ``weight``."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self._made: dict[int, tuple[weakref.ref[Any], int, bool]] = {}
         self._nothing: dict[int, weakref.ref[Any]] = {}
         self._scaled: set[int] = set()

@@ -47,7 +47,6 @@ class SecondNames(Finder):
     """Reads the source of writes at new stacks; findings go to ``found``."""
 
     def __init__(self, run: Run) -> None:
-        """Start with no second name seen."""
         super().__init__(run)
         self._values = run.get(ChangedValues)
         self._seen = self._notes(set[Any]())
@@ -55,14 +54,12 @@ class SecondNames(Finder):
         self._waiting: list[tuple[Any, Failure]] = []
 
     def forget(self) -> None:
-        """Begin anew, at the start of a stretch of watching."""
         super().forget()
         self._read_to = 0
         self._wait([])
 
     @_torch.hushed()
     def before_round(self, entry: RawBackward, rounds: int) -> None:
-        """Check some of the rounds of a line that calls backward; as ``on_round`` of the core."""
         if rounds not in _ROUNDS or len(self._seen) > _STACKS or _torch.is_compiling():
             return
         by_stack: dict[Any, list[RawWrite]] = collections.defaultdict(list)

@@ -41,7 +41,6 @@ class Attributes(Calls):
     """Interpreter of attribute reads."""
 
     def attribute(self, owner: Value, name: str, node: ast.AST, state: State) -> Value:
-        """See :class:`Base`."""
         if isinstance(owner, Path):
             return Path(f"{owner.name}.{name}")
         held = state.heap.get((owner, name))

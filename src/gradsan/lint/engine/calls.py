@@ -36,7 +36,6 @@ class Calls(Libraries):
     """Interpreter of calls."""
 
     def call(self, callee: Value, args: list[Value], keywords: dict[str, Value], node: ast.AST, state: State) -> Value:
-        """See :class:`Base`."""
         if isinstance(callee, Path):
             return self._call_path(callee.name, args, keywords, node, state)
         if isinstance(callee, Method):
@@ -106,7 +105,6 @@ class Calls(Libraries):
         state: State,
         me: Value | None = None,
     ) -> Value:
-        """See :class:`Base`."""
         node = function.node
         depth = sum(1 for frame in self.frames if frame.name == getattr(node, "name", "<lambda>"))
         if len(self.frames) > _DEEPEST or depth > 2:

@@ -41,7 +41,6 @@ class Expressions(Elements):
     """Interpreter of expressions."""
 
     def evaluate(self, node: ast.expr, state: State) -> Value:
-        """See :class:`Base`."""
         handler = _HANDLERS.get(type(node))
         return Plain() if handler is None else handler(self, node, state)
 

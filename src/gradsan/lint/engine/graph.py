@@ -50,7 +50,6 @@ class Graph(Tensors):
     """Interpreter of backward calls and optimizers."""
 
     def __init__(self, module: ast.Module) -> None:
-        """See :class:`Base`."""
         super().__init__(module)
         self._loops: list[LoopEntry] = []
         self.backwards: list[tuple[Site, Node | None, bool, int]] = []

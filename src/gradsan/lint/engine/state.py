@@ -132,7 +132,6 @@ class RetainedGraphs:
     """Tracker of kept graphs."""
 
     def __init__(self) -> None:
-        """Start without a kept graph."""
         self._kept: dict[ast.AST, Kept] = {}
 
     def any(self) -> bool:

@@ -32,12 +32,10 @@ class Statements(Assignments):
     """Interpreter of statements."""
 
     def __init__(self, module: ast.Module) -> None:
-        """See :class:`Base`."""
         super().__init__(module)
         self._repeating: dict[ast.AST, bool] = {}
 
     def block(self, body: Many[ast.stmt], state: State) -> State | None:
-        """See :class:`Base`."""
         current: State | None = state
         for statement in body:
             if current is None:

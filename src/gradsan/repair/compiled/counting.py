@@ -26,7 +26,6 @@ class Counting(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        """Start with nothing counted."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.squared_errors = 0.0
         self.coarsest = ""

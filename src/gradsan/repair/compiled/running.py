@@ -31,7 +31,6 @@ class CompiledRun:
     """Hook of torch.compile, started when the program imports torch; ``graphs`` are kept if they are to be examined."""
 
     def __init__(self, asked: Compiling) -> None:
-        """Start with nothing compiled."""
         self.asked = asked
         self.graphs: list[KeptGraph] = []
         self.left = 0

@@ -19,7 +19,6 @@ class RepeatedCalls:
     """Counter of repeated calls from :meth:`start` on; a round ends with the step of an optimizer."""
 
     def __init__(self) -> None:
-        """Start without any call."""
         self.count = self.rounds = 0
         self._met: dict[tuple[int, int], list[tuple[Place, ...]]] = {}
         self._held: list[Any] = []

@@ -54,7 +54,6 @@ class Redirecting:
     """Redirection of this process's writes to ``scratch``."""
 
     def __init__(self, scratch: Scratch) -> None:
-        """Start without any redirection."""
         self._scratch = scratch
         self._give_up: Callable[[Uncovered], None] | None = None
         self._inside = threading.local()

@@ -38,7 +38,6 @@ class Scratch:
     """
 
     def __init__(self, folder: str, passing: tuple[str, ...]) -> None:
-        """Start with nothing written."""
         self._upper = os.path.join(os.path.realpath(folder), "files")
         self._passing = tuple(dict.fromkeys((*_SYSTEM, os.path.realpath(folder), *map(os.path.realpath, passing))))
         self._gone: set[str] = set()

@@ -157,7 +157,6 @@ class Draws:
     """Counter of random draws from :meth:`start` on."""
 
     def __init__(self) -> None:
-        """Start with nothing drawn."""
         self._counts: Counter[str] = Counter()
 
     def start(self) -> None:
@@ -196,7 +195,6 @@ class LeftOver:
     """Observer of ``zero_grad()`` and of steps."""
 
     def __init__(self) -> None:
-        """Start with nothing cleared or stepped."""
         self._cleared: Any = WeakIdKeyDictionary()
         self._stepped: weakref.WeakKeyDictionary[Any, _Stepped] = weakref.WeakKeyDictionary()
 

@@ -58,7 +58,6 @@ class ConstantPenalties(RoundDetector):
     """Follows values of parameters in some rounds; ``optimizers`` returns those that have stepped."""
 
     def __init__(self, run: Run) -> None:
-        """Start with no penalty seen."""
         super().__init__(run)
         self._optimizers = run.stepped_optimizers
         self._parameters: dict[int, Any] = {}

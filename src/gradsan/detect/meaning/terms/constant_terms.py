@@ -68,7 +68,6 @@ class ConstantTerms(Finder):
     """Follows some gradients; listens to results, and to the next backward, while something is followed."""
 
     def __init__(self, run: Run) -> None:
-        """Start with no term followed."""
         super().__init__(run)
         self._wanted = 0
         self._retained: tuple[int, list[Any]] = (0, [])
@@ -77,7 +76,6 @@ class ConstantTerms(Finder):
         self._patches = Patches()
 
     def forget(self) -> None:
-        """Begin anew, at the start of a stretch of watching."""
         self.settle()
         super().forget()
 

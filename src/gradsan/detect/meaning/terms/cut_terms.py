@@ -83,7 +83,6 @@ class CutTerms(RoundDetector):
     from_start = True
 
     def __init__(self, run: Run) -> None:
-        """Start with no cut seen."""
         super().__init__(run)
         self._held: dict[int, _Held] = {}
         self._joined: list[_Joined] = []

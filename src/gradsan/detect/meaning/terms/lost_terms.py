@@ -58,21 +58,18 @@ class LostTerms(Finder):
     """Checks some losses; ``listen(True)`` requests a call before and after each backward."""
 
     def __init__(self, run: Run) -> None:
-        """Start with no term seen."""
         super().__init__(run)
         self._steps, self._optimizers, self._backwards = run.steps, run.stepped_optimizers, run.backwards
         self._waiting: list[_Term] = []
         self._met = self._notes(collections.Counter[Any]())
 
     def forget(self) -> None:
-        """Begin anew, at the start of a stretch of watching."""
         super().forget()
         self._waiting.clear()
         self._listen(False)
 
     @_torch.hushed()
     def before_round(self, entry: RawBackward, rounds: int) -> None:
-        """Check some of the rounds of a line that calls backward; as ``on_round`` of the core."""
         if rounds not in _ROUNDS or not entry.accumulates or len(self._waiting) >= _TERMS:
             return
         optimizers = self._optimizers()

@@ -91,7 +91,6 @@ class NumberTerms(RoundDetector):
     from_start = True
 
     def __init__(self, run: Run) -> None:
-        """Start with no number taken out."""
         super().__init__(run)
         self._taken: dict[_Key, _Taken] = {}
         self._counts: collections.Counter[Frame] = collections.Counter()
