@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
@@ -109,12 +109,7 @@ def checked_layer(raw: Mapping[str, Any], where: Message) -> dict[str, Any]:
         try:
             layer[field] = check(value)
         except ValueError:
-            said = {
-                "where": where,
-                "name": spelled(field),
-                "value": value,
-                "expected": expected(field),
-            }
+            said = {"where": where, "name": spelled(field), "value": value, "expected": expected(field)}
             raise OptionsError(Message("cli.bad_value", said)) from None
     return layer
 
@@ -236,13 +231,17 @@ def _path(value: Any) -> str:
 
 
 def _rules(value: Any) -> tuple[str, ...]:
-    words = value.split(",") if isinstance(value, str) else value
-    if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
-        raise ValueError(value)
-    rules = tuple(word.strip() for word in words if word.strip())
+    rules = tuple(word.strip() for word in _words(value) if word.strip())
     for rule in rules:
         parse_rule(rule)
     return rules
+
+
+def _words(value: Any) -> Sequence[str]:
+    words = value.split(",") if isinstance(value, str) else value
+    if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
+        raise ValueError(value)
+    return words
 
 
 def _switch(value: Any) -> bool:
@@ -255,10 +254,7 @@ def _switch(value: Any) -> bool:
 
 
 def _scope(value: Any) -> tuple[str, ...]:
-    words = value.split(",") if isinstance(value, str) else value
-    if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
-        raise ValueError(value)
-    return tuple(str(rule) for rule in rules_of(words))
+    return tuple(str(rule) for rule in rules_of(_words(value)))
 
 
 def _bytes(value: Any) -> int:
@@ -296,28 +292,32 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "json": (_path, "path"),
     "html": (_path, "path"),
     "sarif": (_path, "path"),
-    "github": (_switch, "switch"),
-    "json_summary": (_switch, "switch"),
-    "deep": (_switch, "switch"),
-    "heal": (_switch, "switch"),
-    "nonfinite": (_switch, "switch"),
-    "autopsy": (_switch, "switch"),
-    "heal_only": (_scope, "scope"),
-    "max_bytes": (_bytes, "bytes"),
-    "halt": (_switch, "switch"),
-    "early": (_switch, "switch"),
-    "strict": (_switch, "switch"),
     "lang": (_one_of("en", "zh", "auto"), "lang"),
     "color": (_one_of("auto", "always", "never"), "color"),
-    "stacks": (_switch, "switch"),
-    "quiet": (_switch, "switch"),
     "editor": (checked_editor, "editor"),
     "exit_code": (_status, "status"),
     "ignore": (_rules, "rules"),
     "suppressions": (_path, "path"),
     "baseline": (_path, "path"),
     "write_baseline": (_path, "path"),
+    "heal_only": (_scope, "scope"),
+    "max_bytes": (_bytes, "bytes"),
+    "stacks": (_switch, "switch"),
+    "quiet": (_switch, "switch"),
+    "github": (_switch, "switch"),
+    "json_summary": (_switch, "switch"),
+    "deep": (_switch, "switch"),
+    "heal": (_switch, "switch"),
+    "nonfinite": (_switch, "switch"),
+    "halt": (_switch, "switch"),
+    "early": (_switch, "switch"),
+    "strict": (_switch, "switch"),
+    "autopsy": (_switch, "switch"),
 }
-"""The check of each field of Options, and the text key for its valid values."""
+"""The check of each field of Options, in the order of ``--help``, and the text key for its valid values."""
+
+SWITCHES = tuple(spelled(field) for field, (_, kind) in _CHECKS.items() if kind == "switch")
+WITH_VALUE = tuple(spelled(field) for field, (_, kind) in _CHECKS.items() if kind != "switch")
+"""The names of the options, as users write them."""
 
 assert set(_CHECKS) == {field.name for field in fields(Options)}

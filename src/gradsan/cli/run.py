@@ -29,43 +29,14 @@ from gradsan.launch.uncaught import (
 from gradsan.launch.watched_process import Member
 from gradsan.launch.watcher import Session, Watcher
 from gradsan.model import Message, Program
-from gradsan.options import Options, OptionsError, read_options, working_directory
-
-_OPTIONS_WITH_VALUE = (
-    "json",
-    "html",
-    "sarif",
-    "lang",
-    "color",
-    "editor",
-    "exit-code",
-    "ignore",
-    "suppressions",
-    "baseline",
-    "write-baseline",
-    "heal-only",
-    "max-bytes",
-)
-_SWITCHES = (
-    "stacks",
-    "quiet",
-    "github",
-    "json-summary",
-    "deep",
-    "heal",
-    "nonfinite",
-    "halt",
-    "early",
-    "strict",
-    "autopsy",
-)
+from gradsan.options import SWITCHES, WITH_VALUE, Options, OptionsError, read_options, working_directory
 
 
 def add_parser(subparsers: Subparsers, words: Words) -> argparse.ArgumentParser:
     """Add ``run`` to the commands of ``gradsan``; its ``handler`` is :func:`run`."""
     parser = _parser.add_program_parser(subparsers, "run", words, "cli.run_")
-    _parser.add_options_with_value(parser, _OPTIONS_WITH_VALUE, words)
-    for name in _SWITCHES:
+    _parser.add_options_with_value(parser, WITH_VALUE, words)
+    for name in SWITCHES:
         sentence = words(f"cli.option_{name.replace('-', '_')}")
         parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=sentence)
     parser.set_defaults(handler=run)
@@ -74,7 +45,7 @@ def add_parser(subparsers: Subparsers, words: Words) -> argparse.ArgumentParser:
 
 def program_start(words: Sequence[str]) -> int:
     """Return the index in ``words``, which follow ``run``, of the program: the script, ``-m``, ``-c`` or ``--``."""
-    return _parser.program_start(words, _OPTIONS_WITH_VALUE)
+    return _parser.program_start(words, WITH_VALUE)
 
 
 def run(namespace: argparse.Namespace) -> int:
@@ -85,7 +56,7 @@ def run(namespace: argparse.Namespace) -> int:
         KeyboardInterrupt: if it ended the program.
     """
     directory = working_directory()
-    options = read_options(_parser.said(namespace, (*_OPTIONS_WITH_VALUE, *_SWITCHES)), os.environ, directory)
+    options = read_options(_parser.said(namespace, (*WITH_VALUE, *SWITCHES)), os.environ, directory)
     target = _parser.target_of(namespace.program)
     return execute(target, options, directory, partial(_open_session, options, directory))
 
