@@ -38,10 +38,13 @@ from gradsan.model import (
     Site,
 )
 
-CARRIED = ("GS401", "freed_state_carried_over")
-SHARED = ("GS402", "forward_shared_by_two_backwards")
-ONCE = ("GS403", "graph_built_once")
-SAME = ("GS404", "same_loss_twice")
+CARRIED = ("GS401", "freed_state_carried_over", "label.bridge")
+SHARED = ("GS402", "forward_shared_by_two_backwards", "label.shared_by_both")
+ONCE = ("GS403", "graph_built_once", "label.built_once")
+SAME = ("GS404", "same_loss_twice", None)
+"""Code and slug of each cause, and the words at the tensor between both graphs."""
+
+COSTS, BECOMES_GS110 = "note.retain_graph_costs", "note.retain_graph_becomes_gs110"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +72,11 @@ def second_backward(failure: Failure) -> Diagnosis | None:
     if needed is None or freed_by is None or bridge is None:
         return parts.diagnosis(
             failure,
-            *SHARED,
+            *SHARED[:2],
             words="freed_graph_needed_again",
             labels=parts.used(failure, "label.needs_freed_graph"),
             fixes=(parts.fix("recompute_forward", "changed", {}, summary="help.recompute_shared"),),
-            notes=(Message("note.retain_graph_costs"),),
+            notes=(Message(COSTS),),
         )
     if freed_by.values.get("same_loss"):
         return _same(_case(failure, needed, freed_by, bridge))
@@ -120,7 +123,7 @@ def _carried(case: _Case) -> Diagnosis:
     used = case.needed.site
     forgotten = None if used is None else forget_collected(used, case.updated, _held(case.failure))
     if forgotten is not None:
-        return _diagnosis(case, CARRIED, bridge="label.bridge", fixes=(forgotten,), notes=(Message(note, values),))
+        return _diagnosis(case, CARRIED, (forgotten,), note)
     cut = parts.fix("detach_carried_state", "changed", values, lines=lines)
     held = _held(case.failure)
     collected = None if lines else detach_collected(held)
@@ -133,13 +136,7 @@ def _carried(case: _Case) -> Diagnosis:
     if case.bridge.values.get("is_term"):
         made = tuple(one.site for one in case.failure.clues_of("bridge_made") if one.site is not None)
         cuts = carriers.cut_term(cuts, case.updated, case.carrier, made)
-    return _diagnosis(
-        case,
-        CARRIED,
-        bridge="label.bridge",
-        fixes=(*cuts, parts.fix("reset_state", "changed", values)),
-        notes=(Message(note, values),),
-    )
+    return _diagnosis(case, CARRIED, (*cuts, parts.fix("reset_state", "changed", values)), note)
 
 
 def _shared(case: _Case) -> Diagnosis:
@@ -147,60 +144,28 @@ def _shared(case: _Case) -> Diagnosis:
     if case.updated is not None and case.bridge.values.get("cached"):
         updated = case.updated.shown_frame
         lines = source.changed_at(updated, lambda at: source.enter_once_more(at, "cached"))
-        summary = "help.cache_after_update"
-        return _diagnosis(
-            case,
-            SHARED,
-            bridge="label.shared_by_both",
-            explanation="explanation.graph_kept_by_cache",
-            fixes=(parts.fix("cache_each_round", "changed", values, lines=lines, summary=summary),),
-            notes=(Message("note.retain_graph_becomes_gs110", values),),
-        )
+        fix = parts.fix("cache_each_round", "changed", values, lines=lines, summary="help.cache_after_update")
+        return _diagnosis(case, SHARED, (fix,), BECOMES_GS110, explanation="explanation.graph_kept_by_cache")
     if case.updated is not None:
-        return _diagnosis(
-            case,
-            SHARED,
-            bridge="label.shared_by_both",
-            fixes=(
-                *detach_other_network(_borrowed(case.failure), None),
-                parts.fix("recompute_forward", "changed", values, summary="help.recompute_shared"),
-                parts.fix("reorder_step", "changed", values),
-            ),
-            notes=(Message("note.retain_graph_becomes_gs110", values),),
+        fixes = (
+            *detach_other_network(_borrowed(case.failure), None),
+            parts.fix("recompute_forward", "changed", values, summary="help.recompute_shared"),
+            parts.fix("reorder_step", "changed", values),
         )
+        return _diagnosis(case, SHARED, fixes, BECOMES_GS110)
     freed, needed = case.freed_by.shown_frame, case.needed.shown_frame
     lines = source.changed_at(freed, source.graph_for_gradient)
     if lines:
-        wanted = Message("label.the_gradient")
-        return _diagnosis(
-            case,
-            SHARED,
-            bridge="label.shared_by_both",
-            fixes=(
-                parts.fix("create_graph", "changed", {"name": wanted}, lines=lines),
-                replace(_keep_graph(case), meaning="changed", how_changed=Message(LEFT_CONSTANT, values)),
-            ),
-            notes=(Message("note.retain_graph_costs", values),),
-        )
+        recorded = parts.fix("create_graph", "changed", {"name": Message("label.the_gradient")}, lines=lines)
+        kept = replace(_keep_graph(case), meaning="changed", how_changed=Message(LEFT_CONSTANT, values))
+        return _diagnosis(case, SHARED, (recorded, kept))
     cut = detach_other_network(_borrowed(case.failure), None)
     if cut and freed is not None and needed is not None and source.clears_between(freed, needed):
         # Each backward has an optimizer of its own, whose gradients are cleared before it.
         kept = replace(_keep_graph(case), meaning="changed", how_changed=Message(TRAINED_BY_BOTH, values))
-        return _diagnosis(
-            case,
-            SHARED,
-            bridge="label.shared_by_both",
-            fixes=(*cut, kept),
-            notes=(Message("note.retain_graph_costs", values),),
-        )
+        return _diagnosis(case, SHARED, (*cut, kept))
     joined = source.backward_of_sum(freed, needed) if freed is not None and needed is not None else ()
-    return _diagnosis(
-        case,
-        SHARED,
-        bridge="label.shared_by_both",
-        fixes=(parts.fix("sum_losses", "preserved", values, lines=joined), _keep_graph(case)),
-        notes=(Message("note.retain_graph_costs", values),),
-    )
+    return _diagnosis(case, SHARED, (parts.fix("sum_losses", "preserved", values, lines=joined), _keep_graph(case)))
 
 
 def _held(failure: Failure) -> tuple[Held, ...]:
@@ -222,49 +187,32 @@ def _borrowed(failure: Failure) -> list[Bridge]:
 
 def _once(case: _Case) -> Diagnosis:
     values = {"name": case.name}
-    note = "note.retain_graph_becomes_gs110" if case.updated else "note.retain_graph_costs"
+    note = BECOMES_GS110 if case.updated else COSTS
     used = case.needed.shown_frame
     if case.bridge.values.get("cached"):
         lines = source.changed_at(used, lambda at: source.enter_each_round(at, "cached"))
-        return _diagnosis(
-            case,
-            ONCE,
-            bridge="label.built_once",
-            explanation="explanation.graph_kept_by_cache",
-            fixes=(parts.fix("cache_each_round", "changed", values, lines=lines),),
-            notes=(Message(note, values),),
-        )
+        fix = parts.fix("cache_each_round", "changed", values, lines=lines)
+        return _diagnosis(case, ONCE, (fix,), note, explanation="explanation.graph_kept_by_cache")
     # A replay of states: what a round received is kept without its graph.
     collected = detach_collected(_held(case.failure))
     if collected is not None:
-        return _diagnosis(case, ONCE, bridge="label.built_once", fixes=(collected,), notes=(Message(note, values),))
+        return _diagnosis(case, ONCE, (collected,), note)
     borrowed = detach_other_network(_borrowed(case.failure), None) if case.updated is not None else ()
     # Without an update, recomputing gives the same values: the losses of several tasks, one after another.
     kept = () if case.updated is not None else (_keep_graph(case),)
     made = () if case.bridge.site is None else case.bridge.site.user_frames
     first = anew_or_cut(BuiltOnce(case.name, case.bound_at, made, used))
     if all(one.kind != "recompute_forward" for one in first):
-        return _diagnosis(case, ONCE, bridge="label.built_once", fixes=first, notes=(Message(note, values),))
-    return _diagnosis(
-        case,
-        ONCE,
-        bridge="label.built_once",
-        fixes=(*borrowed, *kept, *first),
-        notes=(Message(note, values),),
-    )
+        return _diagnosis(case, ONCE, first, note)
+    return _diagnosis(case, ONCE, (*borrowed, *kept, *first), note)
 
 
 def _same(case: _Case) -> Diagnosis:
     values = {"name": case.name}
     stepped = case.updated is not None
     again = parts.fix("recompute_forward", "changed", values, summary="help.recompute_shared")
-    return _diagnosis(
-        case,
-        SAME,
-        bridge=None,
-        fixes=(parts.fix("one_backward", "changed", values), again if stepped else _keep_graph(case)),
-        notes=(Message("note.retain_graph_becomes_gs110" if stepped else "note.second_pass_adds_up", values),),
-    )
+    fixes = (parts.fix("one_backward", "changed", values), again if stepped else _keep_graph(case))
+    return _diagnosis(case, SAME, fixes, BECOMES_GS110 if stepped else "note.second_pass_adds_up")
 
 
 def _keep_graph(case: _Case) -> Fix:
@@ -275,13 +223,13 @@ def _keep_graph(case: _Case) -> Fix:
 
 def _diagnosis(
     case: _Case,
-    cause: tuple[str, str],
-    *,
-    bridge: str | None,
+    cause: tuple[str, str, str | None],
     fixes: tuple[Fix, ...],
-    notes: tuple[Message, ...],
+    note: str = COSTS,
+    *,
     explanation: str | None = None,
 ) -> Diagnosis:
+    code, slug, bridge = cause
     values = {"bridge": case.name, "name": case.name, "op": parts.op_of(case.bridge)}
     tensor = None
     if isinstance(case.name, str):
@@ -297,12 +245,13 @@ def _diagnosis(
     )
     return parts.diagnosis(
         case.failure,
-        *cause,
+        code,
+        slug,
         values=values,
         labels=labels,
         tensor=tensor,
         fixes=fixes,
-        notes=notes,
+        notes=(Message(note, values),),
         explanation=explanation,
     )
 
