@@ -18,31 +18,23 @@ GS509: a custom backward read its saved tensors a second time where they are rel
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts, statements
-from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Label, Message, NamedTensor
+from gradsan.model import Diagnosis, Failure, Fix, Label, Message
 
 
 def cached_value_overwritten(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure; with the writes where they were logged."""
     cached, writes = failure.clue("cached"), failure.clues_of("base_written")
     function = failure.clue("checkpointed")
-    name = _name(writes)
+    name = next((name for write in reversed(writes) if (name := parts.written_name(write)) is not None), None)
     values = {
         "name": name or Message("label.unnamed"),
         "op": cached.op if cached is not None and cached.op else "?",
-        "function": function.name if function is not None else Message("label.unnamed_function"),
-    }
-    written = {
-        (label.frame.file, label.frame.line): label
-        for write in writes
-        for label in parts.label_of(
-            write, "written", "label.written.op", {**values, "op": label_texts.as_written(write.op)}
-        )
+        "function": parts.name_of(function, "label.unnamed_function"),
     }
     return parts.diagnosis(
         failure,
@@ -51,42 +43,22 @@ def cached_value_overwritten(failure: Failure) -> Diagnosis | None:
         values=values,
         labels=(
             *label_texts.at("saved", failure.site, Message("label.cached", values)),
-            *written.values(),
+            *parts.labels_of(writes, "written", "label.written.op", values),
             *parts.label_of(failure.clue("rerun"), "used", "label.checkpoint_differs", values),
         ),
-        tensor=_tensor(cached, name),
-        fixes=(*_new_tensor(failure, writes, name), parts.fix("recompute_it", "preserved", values)),
+        tensor=None if cached is None else parts.tensor_of(cached, name),
+        fixes=(
+            *statements.new_tensor_at(failure, writes, {"name": name}),
+            parts.fix("recompute_it", "preserved", values),
+        ),
         notes=(Message("note.allow_cache_entry_mutation"),),
     )
-
-
-def _name(writes: tuple[Clue, ...]) -> str | None:
-    for write in reversed(writes):
-        own = None if write.site is None else write.site.user_frame
-        written = None if own is None else source.writing_at(own)
-        if written is not None:
-            return written.target
-    return None
-
-
-def _new_tensor(failure: Failure, writes: tuple[Clue, ...], name: str | None) -> tuple[Fix, ...]:
-    first = next((write for write in writes if write.site is not None), None)
-    if first is None or first.site is None or name is None:
-        return ()
-    target = Clue("target", first.site, name=name, op=first.op)
-    return statements.new_tensor(replace(failure, site=first.site, clues=(target,)), {"name": name})
-
-
-def _tensor(cached: Clue | None, name: str | None) -> NamedTensor | None:
-    if cached is None:
-        return None
-    return parts.tensor_of(cached, name)
 
 
 def checkpoint_differs(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure."""
     function = failure.clue("checkpointed")
-    name = function.name if function is not None and function.name else Message("label.unnamed_function")
+    name = parts.name_of(function, "label.unnamed_function")
     return statements.stopped(
         failure,
         "GS502",
@@ -103,30 +75,12 @@ def checkpoint_differs(failure: Failure) -> Diagnosis | None:
     )
 
 
-def checkpoint_form_not_said(failure: Failure) -> Diagnosis | None:
-    """Diagnose every such warning: a note, as the gradients of both forms are the same where both work."""
-    return statements.stopped(
-        failure,
-        "GS518",
-        "checkpoint_form_not_said",
-        role="used",
-        fixes=lambda values: (
-            parts.fix("not_reentrant", "preserved", values, lines=statements.changed(failure, _not_reentrant)),
-        ),
-        severity="note",
-    )
-
-
-def _not_reentrant(frame: Frame) -> source.Change | None:
-    return source.add_keyword(frame, "use_reentrant", "False")
-
-
 def checkpoint_input_plain(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure; only a note where nothing shows that the checkpointed code is to be trained."""
     function = failure.clue("checkpointed")
     trains = function is not None and function.values.get("trains")
     is_off = source.grad_switched_off([frame for frame in failure.site.frames if frame.is_user]) is not None
-    name = function.name if function is not None and function.name else Message("label.unnamed_function")
+    name = parts.name_of(function, "label.unnamed_function")
     return statements.stopped(
         failure,
         "GS517",
@@ -199,24 +153,10 @@ def _in_region(failure: Failure, are_outside: bool, owner: str | None) -> Diagno
     )
 
 
-def saved_tensor_hook_misused(failure: Failure) -> Diagnosis | None:
-    """Diagnose every such failure."""
-    fix = "clone_in_hook" if failure.row == "pack_hook_writes" else "unpack_a_tensor"
-    return statements.stopped(
-        failure,
-        "GS501",
-        "saved_tensor_hook_misused",
-        role="used",
-        label=f"label.{failure.row}",
-        explanation=f"explanation.{failure.row}",
-        fixes=lambda values: (parts.fix(fix, "preserved", values),),
-    )
-
-
 def saved_value_read_twice(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure; with the first reading where the same function shows it."""
     function = failure.clue("definition")
-    values = {"function": function.name if function is not None else Message("label.a_function")}
+    values = {"function": parts.name_of(function, "label.a_function")}
     own = failure.site.user_frame
     reads = () if own is None else source.earlier_reads(own, "saved_tensors")
     return statements.stopped(

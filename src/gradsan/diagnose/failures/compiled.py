@@ -20,7 +20,7 @@ from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts, statements
 from gradsan.diagnose.names import inputs_by_role
 from gradsan.diagnose.needs import Need, need_of
-from gradsan.model import Clue, Diagnosis, Failure, Fix, Label, Message, NamedTensor, Why
+from gradsan.model import Clue, Diagnosis, Failure, Label, Message, NamedTensor, Why
 
 
 def compiled_input_unsupported(failure: Failure) -> Diagnosis | None:
@@ -34,11 +34,7 @@ def compiled_input_unsupported(failure: Failure) -> Diagnosis | None:
         role="used",
         label="label.compiled_overwritten",
         explanation=f"explanation.{failure.row}{named}",
-        between=tuple(
-            label
-            for write in failure.clues_of("written")
-            for label in parts.label_of(write, "written", "label.input_written", {})
-        ),
+        between=parts.labels_of(failure.clues_of("written"), "written", "label.input_written", {}),
         fixes=lambda values: (
             parts.fix("separate_inputs" if shares else "new_gradient", "preserved", values),
             parts.fix("outside_of_compile", "preserved", values),
@@ -60,11 +56,14 @@ def compiled_overwritten(failure: Failure) -> Diagnosis | None:
         values=values,
         labels=(
             *_saved(save, need, values),
-            *_written(writes, values),
+            *parts.labels_of(writes, "written", "label.written.op", values),
             *parts.used(failure, "label.compiled_overwritten", values),
         ),
         tensor=_tensor(save, name),
-        fixes=(*_fixes(failure, writes, values), *(() if writes else _uncompiled(values))),
+        fixes=(
+            *statements.new_tensor_at(failure, writes, values),
+            *(() if writes else (parts.fix("run_uncompiled", "preserved", values),)),
+        ),
         notes=(Message("note.compile_does_not_repair"),),
     )
     return replace(found, why=_why(need, values))
@@ -78,12 +77,7 @@ def _name(failure: Failure) -> str | None:
     made = failure.clue("made")
     frames = () if made is None or made.site is None else made.site.frames
     bound = source.bound_name([frame for frame in frames if frame.is_user])
-    targets = []
-    for write in failure.clues_of("written"):
-        own = None if write.site is None else write.site.user_frame
-        written = None if own is None else source.writing_at(own)
-        if written is not None:
-            targets.append(written.target)
+    targets = [name for write in failure.clues_of("written") if (name := parts.written_name(write)) is not None]
     if not targets or (bound is not None and bound[0] in targets):
         return None if bound is None else bound[0]
     return targets[0]
@@ -98,30 +92,6 @@ def _saved(save: Clue | None, need: Need | None, values: Mapping[str, Any]) -> t
     if need is not None and need.shown:
         values = {**values, "target": inputs_by_role(need.shown, need.op, need)}
     return parts.label_of(save, "saved", f"label.saved.{kind}", values)
-
-
-def _written(writes: tuple[Clue, ...], values: Mapping[str, Any]) -> tuple[Label, ...]:
-    """The labels of the writes, each line once."""
-    found: dict[tuple[str, int], Label] = {}
-    for write in writes:
-        op = label_texts.as_written(write.op)
-        for label in parts.label_of(write, "written", "label.written.op", {**values, "op": op}):
-            found.setdefault((label.frame.file, label.frame.line), label)
-    return tuple(found.values())
-
-
-def _fixes(failure: Failure, writes: tuple[Clue, ...], values: Mapping[str, Any]) -> tuple[Fix, ...]:
-    """The fix that makes a new tensor at the first write."""
-    first = next((write for write in writes if write.site is not None), None)
-    name = values["name"]
-    if first is None or first.site is None or not isinstance(name, str):
-        return ()
-    target = Clue("target", first.site, name=name, op=first.op)
-    return statements.new_tensor(replace(failure, site=first.site, clues=(target,)), values)
-
-
-def _uncompiled(values: Mapping[str, Any]) -> tuple[Fix, ...]:
-    return (parts.fix("run_uncompiled", "preserved", values),)
 
 
 def _tensor(save: Clue | None, name: str | None) -> NamedTensor | None:
@@ -141,7 +111,7 @@ def undeclared_mutation(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure; with the operator's definition and its writes where it is Python."""
     operator = failure.clue("operator")
     values = {
-        "op": (operator.name if operator is not None else None) or Message("label.the_operator"),
+        "op": parts.name_of(operator, "label.the_operator"),
         "argument": failure.values.get("argument", "?"),
     }
     return statements.stopped(

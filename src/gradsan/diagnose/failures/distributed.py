@@ -17,12 +17,7 @@ from gradsan.model import Diagnosis, Failure, Fix, Frame, Label, Message
 def gradient_reduced_twice(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure; with the calls of reentrant checkpoint, where those are the reason."""
     parameter, calls = failure.clue("parameter"), failure.clues_of("checkpoint_call")
-    values = {"name": (parameter.name if parameter is not None else None) or Message("label.a_parameter")}
-    fixes = (
-        (parts.fix("not_reentrant", "preserved", values), parts.fix("static_graph", "preserved", values))
-        if calls
-        else (parts.fix("one_backward_a_round", "preserved", values), parts.fix("static_graph", "preserved", values))
-    )
+    values = {"name": parts.name_of(parameter, "label.a_parameter")}
     labels = {
         (label.frame.file, label.frame.line, label.frame.column): label
         for call in calls
@@ -38,7 +33,10 @@ def gradient_reduced_twice(failure: Failure) -> Diagnosis | None:
             *labels.values(),
             *parts.used(failure, "label.gradient_reduced_twice", values),
         ),
-        fixes=fixes,
+        fixes=(
+            parts.fix("not_reentrant" if calls else "one_backward_a_round", "preserved", values),
+            parts.fix("static_graph", "preserved", values),
+        ),
     )
 
 
@@ -82,8 +80,7 @@ _CHANGED = ("change_between_rounds", "change_before_sharding", "first_order_only
 
 def sharded_rule_broken(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure: the rule, its parameters, the place."""
-    parameters = failure.clue("parameters")
-    names = parameters.name if parameters is not None and parameters.name else Message("label.its_parameters")
+    names = parts.name_of(failure.clue("parameters"), "label.its_parameters")
     kind = SHARDED_FIXES[failure.row]
 
     def fixes(values: object) -> tuple[Fix, ...]:

@@ -36,7 +36,7 @@ def gradient_kept(failure: Failure) -> Diagnosis | None:
         "leaf": leaf.name,
         "rounds": leaf.values["rounds"],
         "others": leaf.count("leaves") - 1,
-        "writer": _writer(leaf.name, updated.op or "?"),
+        "writer": parts.writer(updated, leaf.name),
     }
     return parts.diagnosis(
         failure,
@@ -52,10 +52,6 @@ def gradient_kept(failure: Failure) -> Diagnosis | None:
         fixes=_fixes(by_step, values),
         notes=(Message("note.more_gradients_kept", values),) if values["others"] else (),
     )
-
-
-def _writer(name: str, op: str) -> str:
-    return f"{name}.data = ..." if op == "data =" else label_texts.as_written(op)
 
 
 def _fixes(by_step: bool, values: dict[str, object]) -> tuple[Fix, ...]:
@@ -106,7 +102,7 @@ def update_lost(failure: Failure) -> Diagnosis | None:
         return None
     values = {
         "name": updated.name,
-        "writer": _update_shown(updated),
+        "writer": parts.writer(updated),
         "others": updated.count("leaves") - 1,
     }
     return parts.diagnosis(
@@ -127,10 +123,6 @@ def update_lost(failure: Failure) -> Diagnosis | None:
         ),
         notes=(Message("note.more_leaves_updated", values),) if values["others"] else (),
     )
-
-
-def _update_shown(updated: Clue) -> str:
-    return f"{updated.name}.data = ..." if updated.op == "data =" else label_texts.as_written(updated.op)
 
 
 def hook_lost(failure: Failure) -> Diagnosis | None:

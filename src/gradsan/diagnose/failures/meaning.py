@@ -31,8 +31,7 @@ def loss_changed(failure: Failure) -> Diagnosis | None:
     computed, written = failure.clue("computed"), failure.clue("written")
     if computed is None or written is None or not computed.name:
         return None
-    writer = f"{computed.name}.data = ..." if written.op == "data =" else label_texts.as_written(written.op)
-    values = {"name": computed.name, "writer": writer}
+    values = {"name": computed.name, "writer": parts.writer(written, computed.name)}
     return parts.diagnosis(
         failure,
         "GS215",
@@ -70,7 +69,7 @@ def value_changed(failure: Failure) -> Diagnosis | None:
     name = (name or parts.assigned_at(computed) or "").removesuffix(".data").removesuffix(".detach()")
     if not name:
         return None
-    values = {"name": name, "writer": f"{name}.data = ..." if written.op == "data =" else _as_written(written)}
+    values = {"name": name, "writer": parts.writer(written, name)}
     return parts.diagnosis(
         failure,
         "GS215",
@@ -87,10 +86,6 @@ def value_changed(failure: Failure) -> Diagnosis | None:
         tensor=parts.tensor_of(computed, name),
         fixes=(parts.fix("out_of_place", "changed", values, summary="help.value_recorded"),),
     )
-
-
-def _as_written(written: Clue) -> str:
-    return label_texts.as_written(written.op or "?")
 
 
 def input_reused(failure: Failure) -> Diagnosis | None:
@@ -135,7 +130,7 @@ def saved_early(failure: Failure) -> Diagnosis | None:
     if applied is None or saved is None or written is None or frame is None:
         return None
     is_dirty = applied.values["is_dirty"]
-    values = {"function": applied.name or "?", "name": saved.name or "?", "writer": _as_written(written)}
+    values = {"function": applied.name or "?", "name": saved.name or "?", "writer": label_texts.as_written(written.op)}
     change = source.copy_saved_early(frame, written.op or "")
     lines = source.changed_lines(frame.file, change)
     return parts.diagnosis(
@@ -276,7 +271,7 @@ def term_lost(failure: Failure) -> Diagnosis | None:
     name = term.name or parts.assigned_at(term)
     values = {
         "name": name or Message("label.the_term"),
-        "reached": reached.name if reached is not None and reached.name else Message("label.the_tensor"),
+        "reached": parts.name_of(reached, "label.the_tensor"),
         "optimizer": stepped.name,
     }
     return parts.diagnosis(

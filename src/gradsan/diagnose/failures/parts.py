@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from gradsan import source
@@ -40,9 +40,35 @@ def label_of(found: Clue | None, role: Role, key: str, values: Mapping[str, Any]
     return () if found is None else label_texts.at(role, found.site, Message(key, dict(values)), op=found.op)
 
 
+def labels_of(found: Iterable[Clue], role: Role, key: str, values: Mapping[str, Any]) -> tuple[Label, ...]:
+    """A label at the frame of each clue, each line once; ``{op}`` is what the clue did, as spelled in source."""
+    labels: dict[tuple[str, int], Label] = {}
+    for one in found:
+        for label in label_of(one, role, key, {**values, "op": label_texts.as_written(one.op)}):
+            labels.setdefault((label.frame.file, label.frame.line), label)
+    return tuple(labels.values())
+
+
 def used(failure: Failure, key: str, values: Mapping[str, Any] | None = None) -> tuple[Label, ...]:
     """A label at the statement or the backward that failed, or that used the wrong value."""
     return label_texts.at("used", failure.site, Message(key, dict(values or {})))
+
+
+def name_of(found: Clue | None, otherwise: str = "label.unnamed") -> str | Message:
+    """The name of a clue, or the words ``otherwise`` for one without a name."""
+    return found.name if found is not None and found.name else Message(otherwise)
+
+
+def writer(found: Clue, name: str | None = None) -> str:
+    """The write of a clue as spelled in source; ``name`` is that of the written tensor."""
+    return f"{name or found.name}.data = ..." if found.op == "data =" else label_texts.as_written(found.op)
+
+
+def written_name(found: Clue) -> str | None:
+    """The name under which the statement at a clue's frame writes."""
+    frame = found.user_frame
+    written = None if frame is None else source.writing_at(frame)
+    return None if written is None else written.target
 
 
 def tensor_of(found: Clue, name: str | None = None) -> NamedTensor:

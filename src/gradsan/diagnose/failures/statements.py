@@ -6,7 +6,7 @@ The statement is found and shown in the same way for all
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,11 +15,6 @@ from gradsan import source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts
 from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Label, Lines, Message, NamedTensor, Role, Severity, Site
-
-
-def name_of(target: Clue | None) -> str | Message:
-    """The tensor's name in the source, or words for one without a name."""
-    return target.name if target is not None and target.name else Message("label.unnamed")
 
 
 def op_shown(target: Clue | None) -> str:
@@ -49,7 +44,7 @@ def named_tensor(target: Clue | None) -> NamedTensor | None:
 def created(failure: Failure, target: Clue | None) -> tuple[Label, ...]:
     """The label where the tensor was made: at the recorded operation, else at the assignment in the source."""
     made = failure.clue("made")
-    name = name_of(target)
+    name = parts.name_of(target)
     frame = failure.site.user_frame
     found = None if frame is None or target is None or target.name is None else source.definition_of(frame, target.name)
     if made is not None and made.site is not None and (found is None or not found.is_loop):
@@ -94,6 +89,16 @@ def new_tensor(failure: Failure, values: Mapping[str, Any], *, of_view: bool = F
     return tuple(sorted(fixes, key=lambda fix: not fix.lines))
 
 
+def new_tensor_at(failure: Failure, writes: Sequence[Clue], values: Mapping[str, Any]) -> tuple[Fix, ...]:
+    """The suggestions of :func:`new_tensor` for the first of ``writes`` with a site, none for an unnamed tensor."""
+    first = next((write for write in writes if write.site is not None), None)
+    name = values["name"]
+    if first is None or first.site is None or not isinstance(name, str):
+        return ()
+    target = Clue("target", first.site, name=name, op=first.op)
+    return new_tensor(replace(failure, site=first.site, clues=(target,)), values)
+
+
 def without_out(failure: Failure, values: Mapping[str, Any]) -> Fix:
     """Bind the result instead of ``out=``; without a line where others would see the old value."""
     target = failure.clue("target")
@@ -136,7 +141,7 @@ def stopped(
     """
     target = failure.clue("target")
     op = op_shown(target) if target is not None else failure.values.get("op", "?")
-    filled = {"name": name_of(target), "op": op, **(values or {})}
+    filled = {"name": parts.name_of(target), "op": op, **(values or {})}
     here = Message(label or f"label.{slug}", {**failure.values, **filled})
     return parts.diagnosis(
         failure,
@@ -194,6 +199,7 @@ class Refused:
     words_of_row: tuple[str, ...] = ()
     writing_rows: tuple[str, ...] = ()
     note: str = ""
+    severity: Severity = "error"
 
     def explain(self, failure: Failure) -> Diagnosis:
         """The diagnosis of every such failure."""
@@ -205,6 +211,7 @@ class Refused:
             role="written" if failure.row in self.writing_rows else self.role,
             fixes=lambda values: self.fixes(failure, values),
             notes=(Message(self.note),) if self.note else (),
+            severity=self.severity,
             **words,
         )
 
@@ -258,6 +265,11 @@ def _new_tensor(failure: Failure, values: Mapping[str, Any]) -> tuple[Fix, ...]:
     return new_tensor(failure, values)[:1]
 
 
+def _not_reentrant(failure: Failure, values: Mapping[str, Any]) -> tuple[Fix, ...]:
+    lines = changed(failure, lambda frame: source.add_keyword(frame, "use_reentrant", "False"))
+    return (parts.fix("not_reentrant", "preserved", values, lines=lines),)
+
+
 def _flag(failure: Failure, values: Mapping[str, Any]) -> tuple[Fix, ...]:
     if failure.row == "flag_of_result":
         return (parts.fix("detach_result", "changed", values),)
@@ -279,6 +291,20 @@ REFUSED = (
         ("multi_view_inplace",),
         _one_of_several_views,
         note="note.unsafe_views",
+    ),
+    Refused(
+        "GS307",
+        "mark_dirty_misused",
+        ("dirty_not_returned",),
+        _advice("return_dirty"),
+        words_of_row=("explanation",),
+    ),
+    Refused(
+        "GS307",
+        "mark_dirty_misused",
+        ("dirty_view_of_several",),
+        _advice("clone_before_mutation", summary="help.clone_input"),
+        words_of_row=("explanation",),
     ),
     Refused("GS305", "unrecorded_view_written", ("unrecorded_view_inplace",), _unrecorded_view),
     Refused("GS309", "written_from_itself", ("source_overlap",), _overlap),
@@ -321,6 +347,22 @@ REFUSED = (
     ),
     Refused("GS319", "result_deepcopied", ("deepcopy_of_result",), _DEEPCOPY, role="used"),
     Refused(
+        "GS501",
+        "saved_tensor_hook_misused",
+        ("pack_hook_writes",),
+        _advice("clone_in_hook"),
+        role="used",
+        words_of_row=_BOTH,
+    ),
+    Refused(
+        "GS501",
+        "saved_tensor_hook_misused",
+        ("unpack_hook_result",),
+        _advice("unpack_a_tensor"),
+        role="used",
+        words_of_row=_BOTH,
+    ),
+    Refused(
         "GS503", "checkpoint_reentrant_grad", ("checkpoint_reentrant_grad",), _advice("not_reentrant"), role="used"
     ),
     Refused("GS504", "checkpoint_needless", ("checkpoint_needless",), _WITHOUT_CHECKPOINT, role="used"),
@@ -335,5 +377,14 @@ REFUSED = (
         role="used",
         words_of_row=_BOTH,
         note="note.heal_does_it",
+    ),
+    # The gradients of both forms are the same where both work.
+    Refused(
+        "GS518",
+        "checkpoint_form_not_said",
+        ("checkpoint_form_not_said",),
+        _not_reentrant,
+        role="used",
+        severity="note",
     ),
 )

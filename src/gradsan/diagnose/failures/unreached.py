@@ -22,7 +22,7 @@ _ATTRIBUTES_SHOWN = 4
 def leaf_lost(failure: Failure) -> Diagnosis:
     """GS420, a warning, for an optimizer that holds a leaf which the model no longer uses."""
     parameter, holder, replaced = (failure.clue(role) for role in ("parameter", "holder", "replaced"))
-    values = {"name": _name(parameter), "holder": _name(holder)}
+    values = {"name": parts.name_of(parameter, "label.the_tensor"), "holder": parts.name_of(holder, "label.the_tensor")}
     was_computed = replaced is not None and replaced.site is not None
     return parts.diagnosis(
         failure,
@@ -49,8 +49,8 @@ def parameter_not_reached(failure: Failure) -> Diagnosis:
     counts = {} if parameter is None else parameter.values
     is_all = bool(counts) and counts["missing"] == counts["total"]
     values = {
-        "name": _name(parameter),
-        "holder": _name(holder),
+        "name": parts.name_of(parameter, "label.the_tensor"),
+        "holder": parts.name_of(holder, "label.the_tensor"),
         "missing": counts.get("missing", "?"),
         "total": counts.get("total", "?"),
     }
@@ -209,7 +209,7 @@ def parameter_behind_flat(failure: Failure) -> Diagnosis:
     """GS421, a warning, for a parameter behind an operation whose gradient is zero everywhere."""
     parameter, flat = failure.clue("parameter"), failure.clue("flat")
     count = 0 if parameter is None else parameter.count("parameters")
-    values = {"name": _name(parameter), "op": parts.op_of(flat), "parameters": count}
+    values = {"name": parts.name_of(parameter, "label.the_tensor"), "op": parts.op_of(flat), "parameters": count}
     return parts.diagnosis(
         failure,
         "GS421",
@@ -231,7 +231,7 @@ def graph_grows(failure: Failure) -> Diagnosis:
     grown = failure.clue("grown")
     facts = {} if grown is None else grown.values
     values = {
-        "name": _name(grown),
+        "name": parts.name_of(grown, "label.the_tensor"),
         "rounds": facts.get("rounds", "?"),
         "depth": facts.get("nodes", "?"),
         "bytes": facts.get("bytes_per_round", 0),
@@ -299,7 +299,7 @@ def _cut_growth(
 def grad_of_non_leaf(failure: Failure) -> Diagnosis:
     """GS409: a warning where an update made the tensor that was a leaf, else a note."""
     made = failure.clue("made")
-    values = {"name": _name(made), "op": parts.op_of(made)}
+    values = {"name": parts.name_of(made, "label.the_tensor"), "op": parts.op_of(made)}
     is_update = made is not None and bool(made.values.get("is_update"))
     return parts.diagnosis(
         failure,
@@ -325,10 +325,6 @@ def _updated(made: Clue | None, values: Mapping[str, object]) -> Fix:
     return parts.fix(
         "update_in_place", "changed", values, lines=lines, summary="help.update_as_leaf" if is_new else None
     )
-
-
-def _name(found: Clue | None) -> str | Message:
-    return found.name if found is not None and found.name else Message("label.the_tensor")
 
 
 def _tensor(found: Clue | None) -> NamedTensor | None:

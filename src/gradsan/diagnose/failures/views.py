@@ -28,7 +28,7 @@ from typing import Any
 from gradsan import heuristics, source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts, statements
-from gradsan.model import Clue, Diagnosis, Failure, Fix, Message, NamedTensor
+from gradsan.model import Clue, Diagnosis, Failure, Fix, Message
 
 
 def function_view_written(failure: Failure) -> Diagnosis | None:
@@ -87,29 +87,10 @@ def view_base_written(failure: Failure) -> Diagnosis | None:
     )
 
 
-def mark_dirty_misused(failure: Failure) -> Diagnosis | None:
-    """Diagnose every such failure."""
-    is_view = failure.row == "dirty_view_of_several"
-    return statements.stopped(
-        failure,
-        "GS307",
-        "mark_dirty_misused",
-        explanation=f"explanation.{failure.row}",
-        fixes=lambda values: (
-            parts.fix(
-                "clone_before_mutation" if is_view else "return_dirty",
-                "preserved",
-                values,
-                summary="help.clone_input" if is_view else None,
-            ),
-        ),
-    )
-
-
 def dirty_not_input(failure: Failure) -> Diagnosis:
     """Diagnose a tensor marked dirty that was no input: PyTorch only warns of it."""
     function = failure.clue("definition")
-    values = {"function": function.name if function is not None else Message("label.a_function")}
+    values = {"function": parts.name_of(function, "label.a_function")}
     return statements.stopped(
         failure,
         "GS307",
@@ -140,17 +121,12 @@ def view_not_fresh(failure: Failure) -> Diagnosis | None:
 
 def saved_tensor_detached(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure."""
-    detached = tuple(
-        label
-        for clue in failure.clues_of("detached")
-        for label in parts.label_of(clue, "written", "label.detached_in_place", {})
-    )
     return statements.stopped(
         failure,
         "GS311",
         "saved_tensor_detached",
         role="used",
-        between=detached,
+        between=parts.labels_of(failure.clues_of("detached"), "written", "label.detached_in_place", {}),
         fixes=lambda values: (parts.fix("detach_out_of_place", "preserved", values),),
     )
 
@@ -175,7 +151,7 @@ _FILLING = frozenset({"fill_", "zero_", "copy_", "normal_", "uniform_", "random_
 def leaf_written(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure."""
     target = failure.clue("target")
-    name = statements.name_of(target)
+    name = parts.name_of(target)
     again = failure.clue("checkpointed")
     purpose = _purpose(failure) if again is None else "checkpoint"
     values: dict[str, Any] = {"name": name, "op": statements.op_shown(target)}
@@ -334,11 +310,6 @@ def _found_late(failure: Failure) -> Diagnosis:
     written = None if frame is None else source.writing_at(frame)
     name = written.target if written is not None else Message("label.unnamed")
     values = {"name": name, "op": label_texts.as_written(clues[-1].op)}
-    labels = {
-        (label.frame.file, label.frame.line): label
-        for clue in clues
-        for label in parts.label_of(clue, "written", "label.expanded_written_late", values)
-    }
     made = None if frame is None or written is None else source.definition_of(frame, written.target)
     copied = () if frame is None or written is None else statements.copied_where_made(frame, written.target)
     # Backward begins with the last computed value.
@@ -355,15 +326,12 @@ def _found_late(failure: Failure) -> Diagnosis:
         "expanded_written",
         values=values,
         explanation="explanation.expanded_written_late",
-        labels=(*created, *labels.values(), *parts.used(failure, "label.overlap_found")),
-        tensor=NamedTensor(
-            passing or (name if isinstance(name, str) else None),
-            clues[-1].shape,
-            clues[-1].dtype,
-            clues[-1].device,
-            None,
-            None,
+        labels=(
+            *created,
+            *parts.labels_of(clues, "written", "label.expanded_written_late", values),
+            *parts.used(failure, "label.overlap_found"),
         ),
+        tensor=parts.tensor_of(clues[-1], passing or (name if isinstance(name, str) else None)),
         fixes=(
             parts.fix("clone_before_mutation", "preserved", values, lines=copied),
             parts.fix("out_of_place", "preserved", values),
