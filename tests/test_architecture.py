@@ -30,8 +30,9 @@ TOUCH_TORCH = {"_torch", "record", "graph", "originals", "detect", "errors", "po
 EXCEPTIONS = {
     # The detectors are made where all of them are known.
     ("record.recorder", "_watching"),
-    # The C library searches memory, and lends it.
+    # The C library searches memory, lends it, and walks the heap.
     *((f"_torch.{name}", "record") for name in ("finite", "memory")),
+    ("_collector", "record"),
     # Sentences that a person asked for: str(diagnosis), diagnosis.title.
     *(("model._findings", package) for package in ("present", "text")),
     ("model._sites", "text"),

@@ -59,6 +59,7 @@
 #include "native/engine.h"
 #include "native/lent.h"
 #include "native/saved.h"
+#include "native/heap.h"
 
 /* ---- the type Core and the module ------------------------------------------------------------------------------- */
 
@@ -250,6 +251,8 @@ static PyMethodDef functions[] = {
     {"lend", (PyCFunction)(void (*)(void))lend, METH_FASTCALL,
      "lend(address, shape, strides, code, bits, owner, /)\n--\n\n"
      "Return a DLPack capsule over memory that owner holds."},
+    {"objects_of", (PyCFunction)objects_of, METH_O,
+     "objects_of(kinds, /)\n--\n\nReturn the live objects of exactly these classes; the collector is paused by the caller."},
     {NULL, NULL, 0, NULL},
 };
 

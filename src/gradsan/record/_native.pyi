@@ -28,6 +28,8 @@ def holds_nonfinite(tensor: Any, /) -> bool | None:
 def lend(
     address: int, shape: tuple[int, ...], strides: tuple[int, ...], code: int, bits: int, owner: Any, /
 ) -> Any: ...
+def objects_of(kinds: set[type], /) -> list[Any]:
+    """Return the live objects of exactly these classes; the caller has paused the collector."""
 
 class SavedFields:
     """The fields of a saved tensor that deep mode keeps; see :class:`gradsan.originals.originals.Kept`."""
