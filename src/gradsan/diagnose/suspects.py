@@ -12,6 +12,7 @@ from gradsan.diagnose.facts import Facts
 from gradsan.diagnose.names import TAKE_IN
 from gradsan.model import Frame, Label, Message, Site
 from gradsan.source.inplace import is_inplace_name
+from gradsan.source.tree import read_source
 
 _MOST = 5
 _INPLACE = "label.suspect.inplace"
@@ -94,11 +95,8 @@ def _in_scripts(facts: Facts) -> Iterator[Suspect]:
     """The in-place operations of the functions that TorchScript compiles, in the files of the save and the use."""
     frames = [one for site in (facts.conflict.save.site, facts.conflict.use.site) for one in site.frames if one.is_user]
     for file, frame in {one.file: one for one in frames}.items():
-        try:
-            tree = ast.parse("\n".join(source.source_lines(file)))
-        except SyntaxError:
-            continue
-        for function in _scripted(tree):
+        parsed = read_source(file)
+        for function in _scripted(() if parsed is None else parsed.nodes):
             numbers = {name for node in ast.walk(function) if (name := _number_bound(node)) is not None}
             lines = {node.lineno for node in ast.walk(function) if _writes_in_place(node, numbers)}  # type: ignore[attr-defined]
             for line in sorted(lines):
@@ -106,15 +104,15 @@ def _in_scripts(facts: Facts) -> Iterator[Suspect]:
                 yield Suspect(Site((here,)), "label.suspect.scripted", 2, abs(line - frame.line))
 
 
-def _scripted(tree: ast.AST) -> Iterator[ast.FunctionDef]:
+def _scripted(nodes: Sequence[ast.AST]) -> Iterator[ast.FunctionDef]:
     """The functions, and methods of classes, that a file passes to ``torch.jit.script``."""
     given = {
         _root(argument.func if isinstance(argument, ast.Call) else argument)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Call) and ast.unparse(node.func) in _SCRIPTING
         for argument in node.args[:1]
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         if not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             continue
         if node.name in given or any(ast.unparse(one) in _SCRIPTING for one in node.decorator_list):
@@ -140,13 +138,11 @@ def _writes_in_place(node: ast.AST, numbers: set[str]) -> bool:
 
 def _later_nodes(frame: Frame, use: Frame | None) -> Iterator[ast.AST]:
     """The operations of the frame's function (or module) after its line, up to the use if that is in the same one."""
-    lines = source.source_lines(frame.file)
-    try:
-        tree = ast.parse("\n".join(lines))
-    except SyntaxError:
+    parsed = read_source(frame.file)
+    if parsed is None:
         return
-    scope: ast.AST = tree
-    for node in ast.walk(tree):
+    scope: ast.AST = parsed.module
+    for node in parsed.nodes:
         if (
             isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
             and node.lineno <= frame.line <= (node.end_lineno or node.lineno)

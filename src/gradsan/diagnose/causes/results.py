@@ -13,6 +13,8 @@ GS105: a saved tensor that needs no gradient (ids, a mask, a batch) was edited b
 
 from __future__ import annotations
 
+import math
+
 from gradsan import source
 from gradsan.diagnose import build, fixes
 from gradsan.diagnose import labels as label_texts
@@ -112,7 +114,7 @@ def _saved_a_part(facts: Facts, write: Write) -> bool:
     if region is None:
         return False
     saved = facts.conflict.save.tensor.shape
-    return _numel(saved) < _numel(region.shape)
+    return math.prod(saved) < math.prod(region.shape)
 
 
 def _is_repeated(writes: tuple[Write, ...]) -> bool:
@@ -122,13 +124,6 @@ def _is_repeated(writes: tuple[Write, ...]) -> bool:
     frame = writes[0].site.shown_frame
     statement = source.statement_at(frame) if frame is not None else None
     return statement is not None and bool(statement.loops)
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
 
 
 def input_changed_between_passes(facts: Facts) -> Diagnosis | None:
