@@ -158,7 +158,7 @@ def test_what_fits_what_is_shown(shown: str, came: str, fit: bool) -> None:
     assert examples.fits(shown, came) == fit
 
 
-def test_a_difference_is_told(tmp_path: Path) -> None:
+def test_a_difference_is_shown(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     text = '```python title="said.py"\nprint("yes")\n```\n'
     text += "```console\n$ python said.py\nno\n$ exit 2\n$ echo $?\n2\n```\n"

@@ -37,7 +37,7 @@ def shown(fix: dict[str, object]) -> tuple[str, str, str]:
 
 
 @pytest.mark.parametrize("example", NAMES)
-def test_the_page_tells_what_was_measured(example: str, tmp_path: Path) -> None:
+def test_the_page_holds_the_measured_figures(example: str, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     program = EXAMPLES / example / "train.py"
     before = {file: file.read_bytes() for file in program.parent.glob("*.py")}

@@ -160,7 +160,7 @@ def beside(both: bool) -> Any:
     return loss
 
 
-def test_a_value_that_has_changed_is_told_before_one_whose_neighbour_has(native):
+def test_a_value_that_has_changed_is_reported_before_one_whose_neighbour_has(native):
     with recording(native) as recorder:
         with pytest.raises(RuntimeError, match=VERSION_ERROR):
             beside(both=True).backward()

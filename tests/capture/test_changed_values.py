@@ -151,7 +151,7 @@ def test_a_view_made_after_the_write_leads_to_the_value(mode: str) -> None:
 
 
 @every_mode
-def test_a_value_computed_after_the_write_is_told(mode: str) -> None:
+def test_a_value_computed_after_the_write_is_reported(mode: str) -> None:
     with gradsan.watch(mode) as watched:
         h = leaf() * 2
         with torch.no_grad():
@@ -171,7 +171,7 @@ def test_other_bytes_of_the_memory_do_not_matter(mode: str) -> None:
 
 
 @every_mode
-def test_what_was_saved_before_the_write_is_told_elsewhere(mode: str) -> None:
+def test_a_value_saved_before_the_write_is_reported_elsewhere(mode: str) -> None:
     with gradsan.watch(mode) as watched:
         h = leaf() * 2
         y = h.pow(2)

@@ -39,7 +39,7 @@ def test_a_right_training_is_clean(optimizer_class, mode):
         assert watched.diagnoses == ()
 
 
-def test_what_no_gradient_reaches_is_told_after_the_closure():
+def test_parameters_without_gradient_are_reported_after_the_closure():
     layer, unused = net(), torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([*layer.parameters(), unused], 0.1)
 

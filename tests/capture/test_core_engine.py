@@ -87,7 +87,7 @@ def test_nothing_is_kept_while_inactive(engine, leaf):
     assert (engine.backwards, engine.clock) == (0, 0)
 
 
-def test_a_failure_is_told_with_its_record(engine, leaf):
+def test_a_failure_is_shown_with_its_record(engine, leaf):
     told = []
 
     def on_failure(record, error):
@@ -272,7 +272,7 @@ def test_the_wrapper_looks_like_what_it_wraps(core):
     assert inspect.signature(wrapped) == inspect.signature(original)
 
 
-def test_is_told_before_and_after(core):
+def test_is_called_before_and_after(core):
     core.active = True
     told = []
     core.on_enter = lambda record, args, kwargs: told.append(("enter", record, args, kwargs))
@@ -288,7 +288,7 @@ def test_is_told_before_and_after(core):
     assert kwargs == {"accumulate_grad": False}
 
 
-def test_a_loss_that_is_not_finite_is_told_before(core):
+def test_a_loss_that_is_not_finite_is_reported_before(core):
     core.active = True
     told = []
     core.on_nonfinite = lambda record: told.append(record[3][0])
@@ -508,7 +508,7 @@ def raises_passing(*_):
     raise Passing
 
 
-def test_tells_of_all_writes_if_wanted(core):
+def test_passes_on_all_writes_if_wanted(core):
     core.active = core.tells_all_writes = True
     told = []
     core.on_write = lambda *what: told.append(what[1])

@@ -49,7 +49,7 @@ def build(saved):
 
 @each("saved", SAVED)
 @each("way", WAYS)
-def test_every_way_of_writing_is_healed_and_told(way, saved):
+def test_every_way_of_writing_is_healed_and_reported(way, saved):
     x, _, loss = build(saved)
     loss.backward()
     right = x.grad
@@ -67,7 +67,7 @@ def test_every_way_of_writing_is_healed_and_told(way, saved):
 
 
 @each("way", ["data", "numpy", "dlpack", "storage", "map_"])
-def test_deep_tells_what_pytorch_does_not_and_leaves_it_as_it_is(way):
+def test_deep_reports_writes_that_pytorch_misses_and_leaves_them(way):
     x, t, loss = build("operand")
     with torch.no_grad():
         WAYS[way](t)
@@ -143,7 +143,7 @@ def test_a_write_elsewhere_is_a_false_alarm(mode):
     assert {one.severity for one in watched.diagnoses} == ({"error"} if mode == "deep" else {"note"})
 
 
-def test_a_value_that_has_changed_is_told_before_one_whose_neighbour_has():
+def test_a_value_that_has_changed_is_reported_before_one_whose_neighbour_has():
     w = torch.ones(3, requires_grad=True)
     with gradsan.watch("deep") as watched:
         rows = torch.ones(2, 3)

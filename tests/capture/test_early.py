@@ -175,7 +175,7 @@ def test_early_chooses_deep_mode_and_leaves_nothing():
     assert recorder().watching.deep.holdings is None
 
 
-def test_a_step_over_a_kept_graph_is_told_without_a_backward_that_may_never_come():
+def test_a_step_over_a_kept_graph_is_reported_without_a_backward_that_may_never_come():
     def train():
         net = torch.nn.Linear(3, 1)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -93,7 +93,7 @@ def test_nothing_is_said(mode: Any, pytestconfig: pytest.Config) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("mode", ["watch", "deep"])
-def test_a_write_of_the_programs_own_is_told_all_the_same(mode: Any) -> None:
+def test_a_write_of_the_programs_own_is_reported_all_the_same(mode: Any) -> None:
     a, b = double(3), double(3)
     with gradsan.watch(mode) as watched:
         loss = mixed(a, b).sum()

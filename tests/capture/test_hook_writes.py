@@ -161,7 +161,7 @@ def mode(request: pytest.FixtureRequest) -> Iterator[Any]:
 @each_anew("retains", [False, True])
 @each_anew("way", WAYS)
 @each_anew("hook", HOOKS)
-def test_told_where_the_gradient_is_another(hook: Any, way: str, retains: bool, mode: Any) -> None:
+def test_reported_where_the_gradient_is_another(hook: Any, way: str, retains: bool, mode: Any) -> None:
     right = right_gradient(hook)
     with gradsan.watch(mode) as watched:
         got = gradient(hook, WAYS[way], retains)

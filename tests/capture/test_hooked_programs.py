@@ -301,7 +301,7 @@ def is_same(one: Any, other: Any) -> bool:
 @pytest.mark.filterwarnings("ignore")
 @each("mode", ["watch", "deep", "heal"])
 @each("name", PROGRAMS)
-def test_right_ones_are_quiet_and_wrong_ones_told(name: str, mode: Any) -> None:
+def test_right_ones_are_quiet_and_wrong_ones_reported(name: str, mode: Any) -> None:
     torch.manual_seed(0)
     plain = PROGRAMS[name].run()
     torch.manual_seed(0)

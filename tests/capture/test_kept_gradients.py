@@ -144,13 +144,13 @@ def test_an_attack_that_clears(clear: Any, mode: str) -> None:
 
 
 @each_anew("rounds", [1, 2, 3])
-def test_a_few_rounds_tell_nothing(rounds: int) -> None:
+def test_a_few_rounds_prove_nothing(rounds: int) -> None:
     with gradsan.watch() as watched:
         attack(by_data, rounds, None)
     assert told(watched) == []
 
 
-def test_told_once_however_long_it_goes_on() -> None:
+def test_reported_once_however_long_it_goes_on() -> None:
     with gradsan.watch() as watched:
         attack(by_data, 40, None)
     assert [one.count for one in watched.diagnoses if one.code == "GS214"] == [1]
@@ -296,7 +296,7 @@ def test_closures_clear_what_they_compute() -> None:
     assert told(watched) == []
 
 
-def test_the_line_whose_backward_reaches_the_leaf_is_told() -> None:
+def test_the_line_whose_backward_reaches_the_leaf_is_shown() -> None:
     first, second = network(), network()
     optimizer = torch.optim.SGD(first.parameters(), lr=0.1)
     with gradsan.watch() as watched:

@@ -101,7 +101,7 @@ def test_the_stale_slot_is_found(read, case):
     assert f"is at version {tensor._version}; expected version {stale.saved_version}" in str(fails(root))
 
 
-def test_of_several_stale_members_the_first_is_told(read):
+def test_of_several_stale_members_the_first_is_reported(read):
     parts = [leaf(3) * one for one in range(4)]
     root = Three.apply(*parts)
     for one in parts[1:3]:
@@ -266,7 +266,7 @@ def test_a_freed_slot_holds_nothing(read):
 
 
 @pytest.mark.skipif(MUST_READ, reason="this torch is read everywhere")
-def test_nothing_is_read_where_torch_tells():
+def test_nothing_is_read_where_torch_says_that_it_was_freed():
     root = leaf(3).exp()
     [(_, one)] = _torch.saved_slots(root.grad_fn)
     assert re.search("SavedTensor", type(one).__name__)

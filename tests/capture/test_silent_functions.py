@@ -392,7 +392,7 @@ def test_deep_mode_compares_what_was_recomputed() -> None:
 
 
 @both_forms
-def test_deep_mode_tells_what_nobody_wrote(reentrant: bool) -> None:
+def test_deep_mode_reports_a_change_without_a_write(reentrant: bool) -> None:
     torch.manual_seed(0)
     with gradsan.watch("deep") as watched:
         y = checkpoint(

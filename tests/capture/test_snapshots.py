@@ -172,7 +172,7 @@ def test_an_alias_from_before_the_save(write: Any) -> None:
     assert told(watched) == [("GS202", "note")]
 
 
-def test_a_copy_from_before_a_change_tells_nothing_of_what_was_saved_after_it() -> None:
+def test_a_copy_from_before_a_change_proves_nothing_for_a_later_save() -> None:
     with gradsan.watch() as watched:
         t = torch.tensor([1.0, 1.5, 2.0], requires_grad=True) * 1
         alias = t.data

@@ -175,7 +175,7 @@ class TestBlindSpotsWithoutADiagnosis:
             f"import threading\ndef f():\n    raise {VERSION_ERROR}\nthreading.Thread(target=f).start()",
         ],
     )
-    def test_are_told_after_an_error_of_autograd(self, end: str, program: Path, run_with_session: Runner) -> None:
+    def test_are_reported_after_an_error_of_autograd(self, end: str, program: Path, run_with_session: Runner) -> None:
         program.write_text(f"import torch\n{end}\n")
         told = run_with_session("blind", "run", "main.py").stderr
         assert "not seen in this run:\n  - THE BLIND SPOT\n" in told
@@ -183,16 +183,16 @@ class TestBlindSpotsWithoutADiagnosis:
         assert told.splitlines()[-1].startswith(f"gradsan: {end_of_report}; watched 7 saves")
 
     @pytest.mark.parametrize("end", ["pass", "raise ValueError('a fault of its own')", "exit(3)"])
-    def test_are_not_told_otherwise(self, end: str, program: Path, run_with_session: Runner) -> None:
+    def test_are_not_reported_otherwise(self, end: str, program: Path, run_with_session: Runner) -> None:
         program.write_text(f"import torch\n{end}\n")
         assert "THE BLIND SPOT" not in run_with_session("blind", "run", "main.py").stderr
 
-    def test_are_not_told_when_quiet(self, program: Path, run_with_session: Runner) -> None:
+    def test_are_not_reported_when_quiet(self, program: Path, run_with_session: Runner) -> None:
         program.write_text(f"import torch\nraise {VERSION_ERROR}\n")
         assert "THE BLIND SPOT" not in run_with_session("blind", "run", "--quiet", "main.py").stderr
 
     @pytest.mark.parametrize("session", ["nothing", "report fails"])
-    def test_nothing_unseen_or_told_already_makes_no_report(
+    def test_nothing_unseen_or_reported_already_makes_no_report(
         self, session: str, program: Path, run_with_session: Runner
     ) -> None:
         program.write_text(f"import torch\nraise {VERSION_ERROR}\n")

@@ -53,7 +53,7 @@ def run_on(device: str, folder: Path, example: str, *command: str) -> tuple[Any,
     return json.loads(report.read_text(encoding="utf-8")) if report.exists() else None, done.stderr
 
 
-def test_each_example_is_told_as_on_the_cpu(device: str, tmp_path: Path) -> None:
+def test_each_example_is_reported_as_on_the_cpu(device: str, tmp_path: Path) -> None:
     stopped_at = {name: line for name, arguments, line, _ in BROKEN if not arguments}
 
     def verdict(example: str) -> str:

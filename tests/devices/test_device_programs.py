@@ -132,7 +132,7 @@ def told(report: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_told_as_on_the_cpu(name: str, device: str, tmp_path: Path) -> None:
+def test_reported_as_on_the_cpu(name: str, device: str, tmp_path: Path) -> None:
     options = (MODES[name],) if name in MODES else ()
     status, on_cpu, _ = run_on("cpu", tmp_path, PROGRAMS[name], *options)
     assert on_cpu["diagnoses"]

@@ -40,7 +40,7 @@ class Trainer:
         ("Table()", "self.states[stream]", None, "self.states[stream] = self.states[stream].detach()"),
     ],
 )
-def test_the_live_value_tells_what_a_container_holds(made, name, inner, line, tmp_path):
+def test_the_live_value_shows_the_members_of_a_container(made, name, inner, line, tmp_path):
     file = tmp_path / "train.py"
     file.write_text(TEXT.replace("{made}", made).replace("{name}", name))
     around = [Layer("self", "object"), Layer("self.states", "dict", (inner or "tensor",))]

@@ -90,7 +90,7 @@ def test_what_no_backward_uses_is_named_at_its_line(program):
     assert all(label.frame.file == __file__ for label in found.labels)
 
 
-def test_it_is_told_though_training_goes_on_afterwards():
+def test_it_is_reported_though_training_goes_on_afterwards():
     model = net()
     with gradsan.watch() as watch:
         sum_in_place(model)

@@ -56,7 +56,7 @@ def test_it_is_found_after_a_training_that_made_as_many_nodes_in_each_step():
     assert len(grown(watch)) == 1
 
 
-def test_it_is_told_though_training_goes_on_afterwards():
+def test_it_is_reported_though_training_goes_on_afterwards():
     model = net()
     with gradsan.watch() as watch:
         losses = losses_of(model, [])

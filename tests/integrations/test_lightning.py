@@ -206,7 +206,7 @@ def test_an_error_in_the_forward(capfd):
     assert "error[GS301]" in capfd.readouterr().err
 
 
-def test_a_silent_finding_is_told_at_the_end(capfd):
+def test_a_silent_finding_is_reported_at_the_end(capfd):
     callback = GradsanCallback(language="en")
     fit(made(Net, "data"), callback)
     [diagnosis] = callback.report.diagnoses
@@ -234,7 +234,7 @@ def test_each_fit_has_a_report_of_its_own():
     assert callback.report.diagnoses == ()
 
 
-def test_who_watches_already_tells(capfd):
+def test_inside_a_watch_the_callback_prints_nothing(capfd):
     callback = GradsanCallback()
     with gradsan.watch() as outer:
         fit(made(Net, "data"), callback)
@@ -315,7 +315,7 @@ if __name__ == "__main__":
 """
 
 
-def test_every_rank_writes_its_own_file_and_one_tells(tmp_path: Path):
+def test_every_rank_writes_its_own_file_and_one_prints(tmp_path: Path):
     (tmp_path / "main.py").write_text(RANKS)
     python, own = warm_python()
     env = {**os.environ, **own}

@@ -133,7 +133,7 @@ def test_an_error_in_the_forward(tmp_path, capfd):
     assert "error[GS301]" in capfd.readouterr().err
 
 
-def test_a_silent_finding_is_told_at_the_end(tmp_path, capfd):
+def test_a_silent_finding_is_reported_at_the_end(tmp_path, capfd):
     callback = GradsanCallback(language="en")
     train(bert("data"), tmp_path, callback)
     [diagnosis] = callback.report.diagnoses
@@ -163,7 +163,7 @@ def test_a_step_of_the_users_own_is_left_in_place(tmp_path):
     assert trainer.training_step.__func__ is Doubled.training_step
 
 
-def test_what_ends_a_training_outside_of_its_steps_is_told_with_the_next(tmp_path, capfd):
+def test_a_training_ended_outside_of_its_steps_is_reported_with_the_next(tmp_path, capfd):
     class Failing(Trainer):
         def log(self, *args, **kwargs):
             super().log(*args, **kwargs)

@@ -146,7 +146,7 @@ def test_a_leaf_that_is_updated_by_hand_is_a_parameter():
     assert (found.code, found.nonfinite.why.key) == ("GS605", "why.nonfinite_seen_before")
 
 
-def test_each_stretch_tells_its_own(tmp_path):
+def test_each_stretch_reports_its_own(tmp_path):
     with gradsan.watch() as outer:
         for _ in range(2):
             weight = torch.nn.Parameter(torch.tensor([0.0]))

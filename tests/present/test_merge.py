@@ -48,7 +48,7 @@ def test_other_lines_roles_codes_severity_and_silence_are_other_findings():
     assert len(merged([("a", made), ("b", made)]).diagnoses) == len(variants)
 
 
-def test_without_places_the_words_tell_findings_apart():
+def test_without_places_findings_differ_by_their_words():
     one = dataclasses.replace(bridge().diagnoses[0], labels=())
     other = dataclasses.replace(one, title=plain("other"))
     made = dataclasses.replace(bridge(), diagnoses=(one, other))
@@ -104,7 +104,7 @@ def test_one_failed_program_makes_a_failed_report():
     assert merged([("a", fine), ("b", unknown_writer())]).program == fine.program
 
 
-def test_differing_versions_are_all_told():
+def test_differing_versions_are_all_shown():
     other = dataclasses.replace(bridge(), torch="2.14.0", python="3.12.1")
     made = merged([("a", bridge()), ("b", other), ("c", bridge())])
     assert (made.torch, made.python) == ("2.13.0, 2.14.0", "3.11.7, 3.12.1")

@@ -206,7 +206,7 @@ def test_the_fingerprint_outlives_lines_added_above_but_not_another_code(tmp_pat
     assert fingerprint("h = h_next  # other\n") != first
 
 
-def test_an_invocation_tells_how_the_program_ended_and_what_was_not_seen():
+def test_an_invocation_holds_the_end_of_the_program_and_its_blind_spots():
     [run] = log(REPORTS["unknown_writer"]())["runs"]
     [told] = run["invocations"]
     assert told["executionSuccessful"] is True

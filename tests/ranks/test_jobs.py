@@ -37,7 +37,7 @@ def test_a_right_job_says_nothing_and_leaves_pipes_alone(run_warm, tmp_path: Pat
     assert not list(tmp_path.glob("stdout*"))
 
 
-def test_a_failure_of_all_is_told_once_written_by_each_and_merged(run, tmp_path: Path):
+def test_a_failure_of_all_is_reported_once_written_by_each_and_merged(run, tmp_path: Path):
     command = Path(sys.executable).with_name("gradsan")
     started = ("--no-python", str(command)) if command.exists() else ("-m", "gradsan")
     job = run(FAILING, "--html", "out.html", torchrun=started)
@@ -56,7 +56,7 @@ def test_a_failure_of_all_is_told_once_written_by_each_and_merged(run, tmp_path:
     assert "2 of 2 reports have this" in merged
 
 
-def test_a_failure_of_one_rank_ends_the_others_and_is_told_by_it(run_warm):
+def test_a_failure_of_one_rank_ends_the_others_and_is_reported_by_it(run_warm):
     job = run_warm(
         """
         if rank == 1:
@@ -85,7 +85,7 @@ def test_without_torchrun_a_failure_of_one_rank_ends_the_other(tmp_path: Path):
     assert len(list(tmp_path.glob("out.rank*.json"))) == 2
 
 
-def test_what_rank_0_did_not_have_is_told_by_the_rank_that_had_it(run_warm):
+def test_a_finding_that_rank_0_did_not_have_is_reported_by_the_rank_that_had_it(run_warm):
     """Both have one finding in common, and each one of its own; one status would end the other rank, so it waits."""
     job = run_warm(
         """

@@ -154,7 +154,7 @@ def test_a_search_asks_first_and_runs_nothing_where_nobody_agrees(tmp_path, monk
 
 
 @each(
-    ("command", "is_told"),
+    ("command", "is_harmless_to_run"),
     [
         ("git rev-parse --short HEAD", True),
         ("git -C .. status", True),
@@ -165,5 +165,5 @@ def test_a_search_asks_first_and_runs_nothing_where_nobody_agrees(tmp_path, monk
         ("python make.py", False),
     ],
 )
-def test_what_only_tells_is_not_asked_about(command, is_told):
-    assert is_harmless(command, None) is is_told
+def test_commands_that_only_show_something_are_harmless(command, is_harmless_to_run):
+    assert is_harmless(command, None) is is_harmless_to_run

@@ -110,7 +110,7 @@ def test_it_is_stopped_when_time_is_up(program):
         ("raise SystemExit(3)\n", 3, True),
     ],
 )
-def test_a_process_that_did_not_live_to_tell_is_known(program, text, status, is_answered):
+def test_a_killed_process_is_known(program, text, status, is_answered):
     (program / "main.py").write_text(text)
     done = trial()
     assert (done.status, done.is_answered) == (status, is_answered)

@@ -513,7 +513,7 @@ class _Unfinished(nn.Module):
         pass
 
 
-def test_layers_in_a_list_are_told_beside_an_unfinished_module() -> None:
+def test_layers_in_a_list_are_reported_beside_an_unfinished_module() -> None:
     unfinished = _Unfinished.__new__(_Unfinished)
     unfinished.__dict__["itself"] = unfinished
     del unfinished  # no variable reaches it, and only the garbage collection would end it

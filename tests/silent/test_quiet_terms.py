@@ -140,7 +140,7 @@ def test_a_term_of_detached_values_is_a_note() -> None:
         lambda a, b: b.mean() - (0.1 * b.detach()).exp().mean(),
     ],
 )
-def test_a_constant_on_purpose_is_not_told(cons: Any) -> None:
+def test_a_constant_on_purpose_is_not_reported(cons: Any) -> None:
     assert _consistency(cons) == []
 
 

@@ -40,7 +40,7 @@ def _indent(found: re.Match[str]) -> str:
 
 @each("mode", ["watch", "deep"])
 @each("name", SECTIONS)
-def test_fault_is_told_and_its_twin_is_not(name: str, mode: str, tmp_path: Path) -> None:
+def test_fault_is_reported_and_its_twin_is_not(name: str, mode: str, tmp_path: Path) -> None:
     expected, body = SECTIONS[name]
     ((code, tensor),) = told(body, "-", tmp_path / f"{name}_wrong.py", mode)
     assert [code, *([tensor] if expected[1:] else [])] == expected

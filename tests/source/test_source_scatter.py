@@ -91,7 +91,7 @@ def test_no_line_where_none_says_the_same(tmp_path, body, op, by_tensor):
         ("x[x > 1] = 2", "x = x.masked_fill(x > 1, 2)"),
     ],
 )
-def test_the_source_tells_where_the_run_does_not(tmp_path, index, expected):
+def test_the_source_is_read_where_the_run_does_not_show_it(tmp_path, index, expected):
     pytest.importorskip("torch")
     ran = run_with_torch(tmp_path, f"{HEAD}for k in range(2):\n    {index}")
     frame = next(frame for op, frame in ran.events if op == "__setitem__")
