@@ -26,8 +26,7 @@ class Place:
 class Hit:
     """A fault at ``at``: its code and cause, whether it is certain, the values of its sentence, and other places.
 
-    ``fix`` names the change that repairs it, ``""`` where none is certain; ``variant`` the sentence, where a cause has
-    several.
+    ``fix`` names the change that repairs it, ``""`` where none is certain.
     """
 
     code: str
@@ -37,7 +36,6 @@ class Hit:
     values: Mapping[str, object] = field(default_factory=dict)
     places: tuple[Place, ...] = ()
     fix: str = ""
-    variant: str = ""
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -104,7 +102,7 @@ def of_record(record: Mapping[str, Any]) -> Finding:
     )
 
 
-_WARNED = frozenset({"GS202", "GS203", "GS409", "GS420", "GS422"})
+_WARNED = frozenset({"GS202", "GS203", "GS210", "GS214", "GS409", "GS420", "GS422"})
 
 
 def diagnosis_of(finding: Finding, file: Path) -> Diagnosis:

@@ -12,31 +12,8 @@ from gradsan.graph.live import own_attribute
 from gradsan.postmortem import lookup
 from gradsan.postmortem.calls import Calls
 from gradsan.postmortem.lookup import UNKNOWN, Bound, Closure, Namespace, Value, joined, made, of_thing
+from gradsan.source.inplace import METHODS, special_name
 
-_OPERATORS = {
-    ast.Add: "add",
-    ast.Sub: "sub",
-    ast.Mult: "mul",
-    ast.Div: "div",
-    ast.FloorDiv: "floor_divide",
-    ast.Mod: "remainder",
-    ast.Pow: "pow",
-    ast.MatMult: "matmul",
-}
-_AUGMENTED = {
-    ast.Add: "__iadd__",
-    ast.Sub: "__isub__",
-    ast.Mult: "__imul__",
-    ast.Div: "__itruediv__",
-    ast.Pow: "__ipow__",
-    ast.BitAnd: "__iand__",
-    ast.BitOr: "__ior__",
-    ast.BitXor: "__ixor__",
-    ast.FloorDiv: "__ifloordiv__",
-    ast.Mod: "__imod__",
-    ast.LShift: "__ilshift__",
-    ast.RShift: "__irshift__",
-}
 _ELEMENTS_READ = 12
 _ROUNDS = 2
 
@@ -56,7 +33,7 @@ class Expressions(Calls):
             return self.call(node, space)
         if isinstance(node, ast.BinOp):
             operands = [self.value(node.left, space), self.value(node.right, space)]
-            return self._computed(_OPERATORS.get(type(node.op), "?"), operands, node, space)
+            return self._computed(METHODS[type(node.op)], operands, node, space)
         if isinstance(node, ast.UnaryOp):
             operand = self.value(node.operand, space)
             return self._computed("neg" if isinstance(node.op, ast.USub) else "?", [operand], node, space)
@@ -189,7 +166,7 @@ class Expressions(Calls):
 
     def augment(self, node: ast.AugAssign, space: Namespace) -> None:
         """Interpret ``x += y``: in place for a tensor, a new value for a number."""
-        name = _AUGMENTED.get(type(node.op), "?")
+        name = special_name(node.op)
         target = self.value(node.target, space)
         operand = self.value(node.value, space)
         if target.items is not None:

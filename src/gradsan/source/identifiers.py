@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from gradsan.model import Frame
 from gradsan.source.inplace import NOT_VALUES, OVERWRITING, is_inplace_name
-from gradsan.source.locate import Expression, Statement
+from gradsan.source.locate import Expression, Statement, statement_at
 from gradsan.source.tree import FunctionNode, SourceFile
 
 Standing = Literal["namespace", "value", "unknown"]
@@ -330,3 +331,60 @@ def _reads_of_chain(node: ast.Name | ast.Attribute | ast.Subscript) -> Iterator[
         yield from _reads(node.slice)
     elif isinstance(node, ast.Attribute):
         yield from _reads(node.value)
+
+
+_NEW_VALUES = frozenset({"add", "sub", "mul", "div", "lerp", "clamp"})
+
+
+def dropped_updates(loop: ast.For | ast.AsyncFor, scope: ast.AST) -> list[ast.Assign]:
+    """The assignments of a loop that bind its own variable to a new value unread in ``scope``: ``p = p - g``."""
+    bound = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
+    return [
+        node
+        for node in _of_each_round(loop.body)
+        if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Name) and len(node.targets) == 1
+        if target.id in bound and _is_new_value(node.value) and not _is_read(target.id, node, loop, scope)
+    ]
+
+
+def _of_each_round(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for node in body:
+        yield node
+        if isinstance(node, ast.If | ast.With):
+            yield from _of_each_round([*node.body, *getattr(node, "orelse", ())])
+
+
+def _is_new_value(value: ast.expr) -> bool:
+    calls = [leaf_name(one.func) or "" for one in ast.walk(value) if isinstance(one, ast.Call)]
+    is_new = isinstance(value, ast.BinOp) or (isinstance(value, ast.Call) and leaf_name(value.func) in _NEW_VALUES)
+    has_out = any(isinstance(one, ast.keyword) and one.arg == "out" for one in ast.walk(value))
+    return is_new and not has_out and not any(map(is_inplace_name, calls))
+
+
+def _is_read(name: str, node: ast.Assign, loop: ast.For | ast.AsyncFor, scope: ast.AST) -> bool:
+    """Whether anything may read ``name`` after ``node``, other than what binds it anew (a loop, a parameter)."""
+    nodes, inside = list(ast.walk(scope)), set(ast.walk(loop))
+    keeps = any(isinstance(one, ast.Global | ast.Nonlocal) and name in one.names for one in nodes)
+    if keeps or any(isinstance(one, ast.FunctionDef | ast.Lambda) for one in inside):
+        return True
+    apart: set[ast.AST] = set(ast.walk(node.value))
+    for one in nodes:
+        targets = [part.target for part in (one, *getattr(one, "generators", ())) if isinstance(part, _BINDERS)]
+        is_own = isinstance(one, ast.FunctionDef | ast.Lambda) and name in parameters(one)
+        if is_own or name in {leaf_name(part) for at in targets for part in ast.walk(at)}:
+            apart.update(() if loop in (within := set(ast.walk(one))) else within)
+    reads = [one for one in nodes if isinstance(one, ast.Name) and one.id == name and isinstance(one.ctx, ast.Load)]
+    return any(one not in apart and one.lineno >= node.lineno for one in reads) or apart.isdisjoint(reads)
+
+
+_BINDERS = (ast.For, ast.AsyncFor, ast.comprehension)
+
+
+def dropped_update(frame: Frame) -> str | None:
+    """``p`` where the statement at ``frame`` is ``p = p - lr * p.grad`` in a loop over ``p``, and nothing reads it."""
+    statement = statement_at(frame)
+    loop = statement.loops[-1] if statement is not None and statement.loops else None
+    if statement is None or not isinstance(loop, ast.For):
+        return None
+    dropped = dropped_updates(loop, statement.function or statement.source.module)
+    return next((one.targets[0].id for one in dropped if one is statement.node), None)  # type: ignore[attr-defined]

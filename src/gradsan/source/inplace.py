@@ -63,45 +63,28 @@ BLANK = _words(
     """empty empty_like full full_like new_empty new_full new_ones new_zeros ones ones_like zeros zeros_like"""
 )
 
-_SAME = {
-    "absolute_": "abs_",
-    "arccos_": "acos_",
-    "arccosh_": "acosh_",
-    "arcsin_": "asin_",
-    "arcsinh_": "asinh_",
-    "arctan_": "atan_",
-    "arctan2_": "atan2_",
-    "arctanh_": "atanh_",
-    "clip_": "clamp_",
-    "divide_": "div_",
-    "fix_": "trunc_",
-    "greater_": "gt_",
-    "greater_equal_": "ge_",
-    "less_": "lt_",
-    "less_equal_": "le_",
-    "multiply_": "mul_",
-    "negative_": "neg_",
-    "not_equal_": "ne_",
-    "subtract_": "sub_",
-    "swapaxes_": "transpose_",
-    "swapdims_": "transpose_",
-    "true_divide_": "div_",
+_SAME = dict(
+    pair.split("=")
+    for pair in _words(
+        """absolute_=abs_ arccos_=acos_ arccosh_=acosh_ arcsin_=asin_ arcsinh_=asinh_ arctan_=atan_ arctan2_=atan2_
+        arctanh_=atanh_ clip_=clamp_ divide_=div_ fix_=trunc_ greater_=gt_ greater_equal_=ge_ less_=lt_
+        less_equal_=le_ multiply_=mul_ negative_=neg_ not_equal_=ne_ subtract_=sub_ swapaxes_=transpose_
+        swapdims_=transpose_ true_divide_=div_"""
+    )
+)
+METHODS: dict[type[ast.operator], str] = {
+    getattr(ast, kind): name
+    for kind, name in (
+        pair.split("=")
+        for pair in _words(
+            """Add=add Sub=sub Mult=mul Div=div FloorDiv=floor_divide Mod=remainder Pow=pow MatMult=matmul
+            BitAnd=bitwise_and BitOr=bitwise_or BitXor=bitwise_xor LShift=bitwise_left_shift
+            RShift=bitwise_right_shift"""
+        )
+    )
 }
-_AUGMENTED: dict[type[ast.operator], frozenset[str]] = {
-    ast.Add: frozenset({"__iadd__", "add_"}),
-    ast.Sub: frozenset({"__isub__", "sub_"}),
-    ast.Mult: frozenset({"__imul__", "mul_"}),
-    ast.Div: frozenset({"__itruediv__", "__idiv__", "div_"}),
-    ast.FloorDiv: frozenset({"__ifloordiv__", "floor_divide_"}),
-    ast.Mod: frozenset({"__imod__", "remainder_", "fmod_"}),
-    ast.Pow: frozenset({"__ipow__", "pow_"}),
-    ast.LShift: frozenset({"__ilshift__", "bitwise_left_shift_"}),
-    ast.RShift: frozenset({"__irshift__", "bitwise_right_shift_"}),
-    ast.BitAnd: frozenset({"__iand__", "bitwise_and_"}),
-    ast.BitOr: frozenset({"__ior__", "bitwise_or_"}),
-    ast.BitXor: frozenset({"__ixor__", "bitwise_xor_"}),
-    ast.MatMult: frozenset({"__imatmul__"}),
-}
+"""The method of tensors that an operator is, without the underscore of its in-place form."""
+_SPECIAL = {"div": "truediv", "floor_divide": "floordiv", "remainder": "mod"}
 
 
 def operation_name(op: str) -> str:
@@ -115,9 +98,18 @@ def is_inplace_name(name: str) -> bool:
     return name.endswith("_") and not name.endswith("__") and name != "_"
 
 
+def special_name(operator: ast.operator) -> str:
+    """``__iadd__`` of ``+=``."""
+    name = METHODS[type(operator)]
+    bare = name.removeprefix("bitwise_").replace("left_shift", "lshift").replace("right_shift", "rshift")
+    return f"__i{_SPECIAL.get(name, bare)}__"
+
+
 def augmented_names(operator: ast.operator) -> frozenset[str]:
     """The special method and the Tensor method that ``x <operator>= y`` calls."""
-    return _AUGMENTED[type(operator)]
+    others = {ast.Mod: {"fmod_"}, ast.Div: {"__idiv__"}}.get(type(operator), set())
+    method = {f"{METHODS[type(operator)]}_"} if not isinstance(operator, ast.MatMult) else set()
+    return frozenset({special_name(operator), *method, *others})
 
 
 def same_operation(written: str, op: str) -> bool:

@@ -24,18 +24,8 @@ from gradsan.lint.engine.values import (
     words,
 )
 from gradsan.source.identifiers import chain_key
+from gradsan.source.inplace import METHODS
 
-_IN_PLACE: dict[type[ast.operator], str] = {
-    ast.Add: "add_",
-    ast.Sub: "sub_",
-    ast.Mult: "mul_",
-    ast.Div: "div_",
-    ast.Pow: "pow_",
-    ast.FloorDiv: "floor_divide_",
-    ast.Mod: "remainder_",
-    ast.BitAnd: "bitwise_and_",
-    ast.BitOr: "bitwise_or_",
-}
 _SPELLED = "requires_grad"
 _SURELY_MISSPELT = words(
     """
@@ -222,7 +212,7 @@ class Assignments(Expressions):
             items = (*self.items_of(old, state), *self.items_of(value, state))
             state.heap[old, "@items"] = items[-60:]
         elif isinstance(old, Tensor) and old.is_certain and not (old.is_array and not old.memories):
-            name = _IN_PLACE.get(type(node.op), "add_")
+            name = f"{METHODS[type(node.op)]}_"
             self.write(old, name, [value], node, state, "array" if old.is_array else "inplace")
             self.added(node, node.target, node.value, old, value, state)
         else:
@@ -242,7 +232,7 @@ class Assignments(Expressions):
         owner = self.evaluate(target.value, state)
         value = self.evaluate(node.value, state)
         if isinstance(owner, Tensor) and owner.is_certain:
-            name = _IN_PLACE.get(type(node.op), "add_")
+            name = f"{METHODS[type(node.op)]}_"
             kind = "array" if owner.is_array else "setitem"
             self._write_part(owner, name, [value], target, state, kind)
             return state

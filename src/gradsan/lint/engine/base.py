@@ -86,6 +86,8 @@ class Base:
         self.hits: dict[tuple[str, int, int], Hit] = {}
         self.statement: ast.AST = module
         self.functions_run: set[ast.AST] = set()
+        self.rerun: list[tuple[int, int]] = []
+        """From when to when checkpointed functions ran: backward runs them again, with what is there by then."""
         self.given: set[Tensor] = set()
         """Arguments of callers, and values left by other methods: they may have graphs that are not analysed."""
 
@@ -112,14 +114,13 @@ class Base:
         values: Mapping[str, object],
         places: Many[tuple[str, Site]] = (),
         fix: str = "",
-        variant: str = "",
     ) -> None:
         """Report a fault at ``at``; ``level`` is YES where it is certain. ``places`` are (role, place), in order."""
         if state.quiet or level == NO:
             return
         is_sure = level == YES and self.trusts
         shown = tuple(Place(role, place.node, place.function) for role, place in places)
-        hit = Hit(code, slug, Place("", at.node, at.function), is_sure, values, shown, fix, variant)
+        hit = Hit(code, slug, Place("", at.node, at.function), is_sure, values, shown, fix)
         known = self.hits.get(hit.key)
         if known is None or (is_sure and not known.is_sure):
             self.hits[hit.key] = hit

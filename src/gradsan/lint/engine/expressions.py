@@ -23,16 +23,9 @@ from gradsan.lint.engine.values import (
     Tensor,
     Value,
 )
+from gradsan.source.inplace import METHODS
 
-_OPERATORS: dict[type[ast.operator], str] = {
-    ast.Add: "add",
-    ast.Sub: "sub",
-    ast.Mult: "mul",
-    ast.Div: "div",
-    ast.Pow: "pow",
-    ast.MatMult: "matmul",
-}
-_WITHOUT = (ast.FloorDiv, ast.BitAnd, ast.BitOr, ast.BitXor, ast.LShift, ast.RShift)
+_WITHOUT = (ast.FloorDiv, ast.BitAnd, ast.BitOr, ast.BitXor, ast.LShift, ast.RShift, ast.Mod)
 _BUILTINS = frozenset(dir(builtins))
 _NO_TENSORS = frozenset({"list", "tuple", "dict", "set", "int", "float", "bool", "str", "bytes"})
 
@@ -125,15 +118,13 @@ class Expressions(Elements):
             return made
         if not tensors:
             return Plain()
-        name = _OPERATORS.get(type(operator))
-        if name is None or isinstance(operator, _WITHOUT):
+        if isinstance(operator, _WITHOUT):
             return self.fresh(certain=any(one.is_certain for one in tensors), grad=NO)
         if all(one.is_array for one in tensors):
             return Tensor((Memory(),), NO, None, self.tick(), is_certain=False, is_cut=True, is_array=True)
         certain = any(one.is_certain for one in tensors)
-        made2 = (
-            self._power([left, right], node, state) if name == "pow" else self.apply(name, [left, right], node, state)
-        )
+        name, both = METHODS[type(operator)], [left, right]
+        made2 = self._power(both, node, state) if name == "pow" else self.apply(name, both, node, state)
         made2.is_certain = certain
         return made2
 

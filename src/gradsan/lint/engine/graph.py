@@ -273,6 +273,8 @@ class Graph(Tensors):
                 continue
             write, saved = fault.write, fault.saved
             code, slug = _code_of(fault)
+            if saved.slot != "input" and any(begun < saved.clock <= end < write.clock for begun, end in self.rerun):
+                code, slug = "GS210", "checkpoint_closure"
             name = write.text or saved.text or "?"
             values: dict[str, object] = {
                 "name": name, "op": fault.node.op, "writer": write.shown, "line": _line(fault.node.site),

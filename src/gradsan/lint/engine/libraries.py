@@ -166,7 +166,9 @@ class Libraries(Methods):
         return self.call_unknown(Plain(), [*args, *keywords.values()], node, state, name)
 
     def _checkpoint(self, args: list[Value], node: ast.AST, state: State) -> Value:
+        begun = self.clock
         result = self.call(args[0], args[1:], {}, node, state)
+        self.rerun.append((begun, self.clock))
         made = self.tensor_of(result)
         if made is not None and made.node is not None:
             saved = [

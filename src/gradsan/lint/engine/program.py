@@ -27,6 +27,7 @@ from gradsan.lint.engine.values import (
     Tensor,
     Value,
 )
+from gradsan.source.identifiers import dropped_updates
 
 _MODULE_STATEMENTS = 4_000
 _FUNCTION_STATEMENTS = 1_200
@@ -56,6 +57,7 @@ class Program(Statements):
         after.grad, after.way = True, ()
         self._functions(self.module.body, after)
         self._needless()
+        self._without_effect(self.module.body, self.module)
         return list(self.hits.values())
 
     def _needless(self) -> None:
@@ -63,6 +65,23 @@ class Program(Statements):
             values: dict[str, object] = {"name": kept.name}
             level = YES if kept.is_sure else MAYBE
             self.report("GS705", "retained_needlessly", kept.site, State(), level, values, [("used", kept.site)])
+
+    def _without_effect(self, body: list[ast.stmt], scope: ast.AST) -> None:
+        """Report updates that only bind the variable of a loop over parameters, and ``zero_grad`` without its call."""
+        for node in body:
+            name = node.value if isinstance(node, ast.Expr) else None
+            if isinstance(name, ast.Attribute) and name.attr == "zero_grad":
+                self._report_idle("GS214", "zero_grad_not_called", node, ast.unparse(name))
+            if isinstance(node, ast.For) and ".parameters()" in ast.unparse(node.iter):
+                for one in dropped_updates(node, scope):
+                    self._report_idle("GS420", "update_dropped", one, ast.unparse(one.targets[0]))
+            inner = node if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else scope
+            for block in ("body", "orelse", "finalbody", "handlers"):
+                self._without_effect(getattr(node, block, None) or [], inner)
+
+    def _report_idle(self, code: str, slug: str, node: ast.AST, name: str) -> None:
+        site = self.site(node)
+        self.report(code, slug, site, State(), YES, {"name": name}, [("written", site)])
 
     def _run(self, work: Callable[[], State | None], statements: int) -> State | None:
         allowed = min(statements, self.left)

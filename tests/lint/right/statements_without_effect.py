@@ -1,0 +1,50 @@
+import copy
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+class Gate(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.proj, self.norm = nn.Linear(width, width), nn.LayerNorm(width)
+        self.register_buffer("sharpness", torch.ones(()))
+
+    def mix(self, x):
+        return torch.sigmoid(self.proj(x) / self.sharpness) * x
+
+    def forward(self, x):
+        return self.norm(checkpoint(self.mix, x, use_reentrant=False))
+
+    def harden(self):
+        self.sharpness.mul_(0.9)
+
+
+@torch.no_grad()
+def follow(online, slow, rate=0.99):
+    for weight, target in zip(online.parameters(), slow.parameters()):
+        if target.is_floating_point():
+            target.copy_(rate * target + (1 - rate) * weight)
+    for weight in online.parameters():
+        weight = weight * weight
+        norms.append(weight.sum())
+    for weight in slow.parameters():
+        weight = weight - 1
+    print(weight)
+
+
+norms = []
+student = Gate(8)
+teacher = copy.deepcopy(student)
+optimizer = torch.optim.AdamW(student.parameters(), lr=1e-3)
+for step in range(100):
+    x = torch.randn(16, 8)
+    with torch.no_grad():
+        wanted = teacher(x)
+    optimizer.zero_grad()
+    loss = (student(x + 0.1 * torch.randn_like(x)) - wanted).square().mean()
+    loss.backward()
+    optimizer.step()
+    student.harden()
+    follow(student, teacher)
