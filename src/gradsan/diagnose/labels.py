@@ -21,20 +21,8 @@ _TARGETS_NAMED = 3
 _LONGEST_ASSIGNMENT = 36
 """Characters of a target and a value that are shown; a longer value is left out."""
 
-_AUGMENTED = {
-    "__iadd__": "+=",
-    "__iand__": "&=",
-    "__ifloordiv__": "//=",
-    "__ilshift__": "<<=",
-    "__imod__": "%=",
-    "__imul__": "*=",
-    "__ior__": "|=",
-    "__ipow__": "**=",
-    "__irshift__": ">>=",
-    "__isub__": "-=",
-    "__itruediv__": "/=",
-    "__ixor__": "^=",
-}
+_SIGNS = "add=+ and=& floordiv=// lshift=<< mod=% mul=* or=| pow=** rshift=>> sub=- truediv=/ xor=^"
+_AUGMENTED = {f"__i{name}__": f"{sign}=" for name, sign in (one.split("=") for one in _SIGNS.split())}
 _OPERATORS = {**_AUGMENTED, "__setitem__": _ASSIGNMENT}
 
 

@@ -131,18 +131,9 @@ _LINEAR = {
 _OPERATORS = {"@": ("mm", "mv", "bmm", "matmul", "dot"), "*": ("mul",), "/": ("div",), "+": ("add",), "**": ("pow",)}
 _PLAIN = frozenset({"functional.py", "_tensor.py"})
 _ROLES = {
-    "input": "input",
-    "weight": "weight",
-    "bias": "bias",
-    "mat1": "first",
-    "batch1": "first",
-    "tensor1": "first",
-    "vec1": "first",
-    "other": "second",
-    "mat2": "second",
-    "batch2": "second",
-    "tensor2": "second",
-    "vec2": "second",
+    **{one: one for one in ("input", "weight", "bias")},
+    **dict.fromkeys(("mat1", "batch1", "tensor1", "vec1"), "first"),
+    **dict.fromkeys(("other", "mat2", "batch2", "tensor2", "vec2"), "second"),
 }
 
 

@@ -68,39 +68,23 @@ def _is_integer(tensor: Any) -> bool:
 
 # Tests for the tensor of the message, by row, where the source does not show it as the written one.
 OPERAND: dict[str, Callable[[Any], bool]] = {
-    "apply_requires_grad": _requires_grad,
-    "data_incompatible": _requires_grad,
-    "data_not_floating": _requires_grad,
-    "deepcopy_of_result": _is_result,
-    "dirty_not_returned": _is_any,
-    "dirty_view_of_several": _is_any,
-    "export_requires_grad": _requires_grad,
-    "flag_of_integer": _is_integer,
-    "flag_of_result": _is_result,
-    "inference_requires_grad": _is_inference,
-    "inference_saved": _is_inference,
-    "inference_version": _is_inference,
-    "inference_written": _is_inference,
-    "leaf_inplace": _is_leaf_with_grad,
-    "leaf_marked_dirty": _is_leaf_with_grad,
-    "leaf_view_inplace": _is_leaf_with_grad,
-    "multi_view_base_written": _torch.is_refused,
-    "numpy_requires_grad": _requires_grad,
-    "out_requires_grad": _requires_grad,
-    "resize_requires_grad": _requires_grad,
-    "unrecorded_view_base_written": _torch.is_refused,
+    row: test
+    for test, rows in (
+        (_requires_grad, "apply_requires_grad data_incompatible data_not_floating export_requires_grad"),
+        (_requires_grad, "numpy_requires_grad out_requires_grad resize_requires_grad"),
+        (_is_result, "deepcopy_of_result flag_of_result"),
+        (_is_any, "dirty_not_returned dirty_view_of_several"),
+        (_is_integer, "flag_of_integer"),
+        (_is_inference, "inference_requires_grad inference_saved inference_version inference_written"),
+        (_is_leaf_with_grad, "leaf_inplace leaf_marked_dirty leaf_view_inplace"),
+        (_torch.is_refused, "multi_view_base_written unrecorded_view_base_written"),
+    )
+    for row in rows.split()
 }
 WRITTEN_ONLY = (
-    "function_view_inplace",
-    "memory_overlap",
-    "multi_view_inplace",
-    "result_dtype",
-    "result_shape",
-    "source_overlap",
-    "transform_writes_captured",
-    "unrecorded_view_inplace",
-    "view_detached",
-    "vmap_writes_smaller",
+    *("function_view_inplace", "memory_overlap", "multi_view_inplace", "result_dtype", "result_shape"),
+    *("source_overlap", "transform_writes_captured", "unrecorded_view_inplace", "view_detached"),
+    *("vmap_writes_smaller",),
 )
 _LEAF_ROWS = ("leaf_inplace", "leaf_view_inplace")
 _READING = ("deepcopy_of_result", "inference_saved", "multi_view_base_written", "unrecorded_view_base_written")

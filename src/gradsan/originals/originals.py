@@ -127,25 +127,8 @@ class _SavedFields:
     """The fields of a kept value; documented at :class:`Kept`."""
 
     __slots__ = (
-        "__weakref__",
-        "_leaf",
-        "alias",
-        "clock",
-        "heals",
-        "hooks",
-        "is_copied",
-        "maker",
-        "original",
-        "output",
-        "parts",
-        "reported",
-        "requires_grad",
-        "same_at",
-        "source",
-        "stack",
-        "thread",
-        "version",
-        "was_leaf",
+        *("__weakref__", "_leaf", "alias", "clock", "heals", "hooks", "is_copied", "maker", "original", "output"),
+        *("parts", "reported", "requires_grad", "same_at", "source", "stack", "thread", "version", "was_leaf"),
     )
 
 

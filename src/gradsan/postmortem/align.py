@@ -27,71 +27,58 @@ _VIEW_NODES = frozenset(
 )
 """Nodes that only change the view of a tensor: any call may make them beside its own."""
 
+_TABLE = """
+    absolute: abs
+    bilinear: bmm mul sum add trilinear
+    chunk: split slice
+    clip clamp: clamp clampmin clampmax
+    concat concatenate: cat
+    conv1d: convolution squeeze
+    conv2d conv3d convtranspose1d convtranspose2d convtranspose3d: convolution
+    cosinesimilarity: mul sum clampmin div linalgvectornorm sqrt
+    crossentropy: logsoftmax nllloss nllloss2d
+    crossentropyloss: logsoftmax nllloss nllloss2d sum mul neg div mean
+    divide: div
+    dropout: mul div dropout
+    einsum: bmm mul sum mm
+    eye:
+    getitem: slice select index unsqueeze alias
+    gru: gru grucell addmm mm sigmoid tanh sub mul add stack cat rnnlayer unbind
+    grucell: addmm mm sigmoid tanh sub mul add grucell chunk
+    instancenorm: batchnorm repeat
+    kldiv: kldiv mul sub log exp xlogy
+    l1loss: abs sub mean sum
+    linear: addmm mm bmm linear
+    lstm: lstm rnnlayer addmm mm sigmoid tanh mul add stack cat unbind
+    lstmcell: addmm mm sigmoid tanh mul add lstmcell
+    matmul: mm bmm mv dot mul sum
+    max: max maximum amax
+    mean: mean div sum
+    min: min minimum amin
+    multiheadattentionforward: addmm bmm softmax mul div baddbmm scaleddotproductattention mean
+    multiply: mul
+    negative: neg
+    nllloss: nllloss nllloss2d
+    norm: linalgvectornorm norm
+    normalize: linalgvectornorm clampmin div
+    rnntanh: rnnlayer addmm mm tanh add stack cat unbind
+    rnnrelu: rnnlayer addmm mm relu add stack cat unbind
+    rnntanhcell: addmm mm tanh add
+    rnnrelucell: addmm mm relu add
+    rsub: rsub sub
+    scaleddotproductattention: scaleddotproduct mul bmm softmax add
+    setitem: copyslices copy fill maskedfill indexput indexputimpl
+    square: pow
+    sub subtract: sub rsub
+    sum: sum add
+    truedivide div: div reciprocal mul
+    vectornorm: linalgvectornorm
+"""
+"""Calls, and the Nodes that they make beside those of their own name."""
 _MAKES = {
     name: frozenset(nodes.split())
-    for name, nodes in {
-        "absolute": "abs",
-        "batchnorm": "batchnorm",
-        "bilinear": "bmm mul sum add trilinear",
-        "binarycrossentropywithlogits": "binarycrossentropywithlogits",
-        "chunk": "split slice",
-        "clip": "clamp clampmin clampmax",
-        "clamp": "clamp clampmin clampmax",
-        "concat": "cat",
-        "concatenate": "cat",
-        "conv1d": "convolution squeeze",
-        "conv2d": "convolution",
-        "conv3d": "convolution",
-        "convtranspose1d": "convolution",
-        "convtranspose2d": "convolution",
-        "convtranspose3d": "convolution",
-        "cosinesimilarity": "mul sum clampmin div linalgvectornorm sqrt",
-        "crossentropy": "logsoftmax nllloss nllloss2d",
-        "crossentropyloss": "logsoftmax nllloss nllloss2d sum mul neg div mean",
-        "divide": "div",
-        "dropout": "mul div dropout",
-        "einsum": "bmm mul sum mm",
-        "eye": "",
-        "getitem": "slice select index unsqueeze alias",
-        "gru": "gru grucell addmm mm sigmoid tanh sub mul add stack cat rnnlayer unbind",
-        "grucell": "addmm mm sigmoid tanh sub mul add grucell chunk",
-        "instancenorm": "batchnorm repeat",
-        "kldiv": "kldiv mul sub log exp xlogy",
-        "l1loss": "abs sub mean sum",
-        "layernorm": "layernorm",
-        "linear": "addmm mm bmm linear",
-        "logsigmoid": "logsigmoid",
-        "lstm": "lstm rnnlayer addmm mm sigmoid tanh mul add stack cat unbind",
-        "lstmcell": "addmm mm sigmoid tanh mul add lstmcell",
-        "matmul": "mm bmm mv dot mul sum",
-        "max": "max maximum amax",
-        "mean": "mean div sum",
-        "min": "min minimum amin",
-        "mseloss": "mseloss",
-        "multiheadattentionforward": "addmm bmm softmax mul div baddbmm scaleddotproductattention mean",
-        "multiply": "mul",
-        "negative": "neg",
-        "nllloss": "nllloss nllloss2d",
-        "norm": "linalgvectornorm norm",
-        "normalize": "linalgvectornorm clampmin div",
-        "pow": "pow",
-        "rnntanh": "rnnlayer addmm mm tanh add stack cat unbind",
-        "rnnrelu": "rnnlayer addmm mm relu add stack cat unbind",
-        "rnntanhcell": "addmm mm tanh add",
-        "rnnrelucell": "addmm mm relu add",
-        "rsub": "rsub sub",
-        "scaleddotproductattention": "scaleddotproduct mul bmm softmax add",
-        "setitem": "copyslices copy fill maskedfill indexput indexputimpl",
-        "smoothl1loss": "smoothl1loss",
-        "square": "pow",
-        "std": "std",
-        "sub": "sub rsub",
-        "subtract": "sub rsub",
-        "sum": "sum add",
-        "truedivide": "div reciprocal mul",
-        "div": "div reciprocal mul",
-        "vectornorm": "linalgvectornorm",
-    }.items()
+    for names, _, nodes in (row.partition(":") for row in _TABLE.strip().split("\n"))
+    for name in names.split()
 }
 
 

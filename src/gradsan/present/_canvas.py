@@ -43,17 +43,11 @@ _LONG_NAME = re.compile(r"(?!torch\.)\b[A-Za-z_]\w*(?:\.\w+|\[[^\]\s]*\])+")
 
 SEVERITY_STYLE = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 ROLE_STYLE = {
-    "saved": "cyan",
-    "written": "yellow",
-    "used": "red",
+    **dict.fromkeys(("saved", "created"), "cyan"),
+    **dict.fromkeys(("written", "freed", "suspect", "origin"), "yellow"),
+    **dict.fromkeys(("note", "path"), "blue"),
+    **dict.fromkeys(("used", "noticed"), "red"),
     "bridge": "magenta",
-    "created": "cyan",
-    "freed": "yellow",
-    "suspect": "yellow",
-    "note": "blue",
-    "origin": "yellow",
-    "path": "blue",
-    "noticed": "red",
 }
 FRAME_STYLE = "blue"
 QUIET_STYLE = "dim"

@@ -21,16 +21,7 @@ WRITES_NO_DATA = frozenset(
 
 # In-place operations on shape and strides: they move the version counter, and change no byte.
 METADATA_ONLY = frozenset(
-    {
-        "as_strided_",
-        "detach_",
-        "squeeze_",
-        "swapaxes_",
-        "swapdims_",
-        "t_",
-        "transpose_",
-        "unsqueeze_",
-    }
+    {*("as_strided_", "detach_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_")}
 )
 
 # Attributes of torch.Tensor that are no aten operators but write: Python's in-place operators and item assignment.

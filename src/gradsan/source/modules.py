@@ -11,29 +11,6 @@ from gradsan.source.identifiers import Binding, bindings_of, chain_key, constant
 from gradsan.source.locate import expression_at
 from gradsan.source.tree import SourceFile, read_source
 
-_ELEMENTWISE = frozenset(
-    {
-        "AlphaDropout",
-        "CELU",
-        "Dropout",
-        "Dropout1d",
-        "Dropout2d",
-        "Dropout3d",
-        "ELU",
-        "FeatureAlphaDropout",
-        "Hardsigmoid",
-        "Hardswish",
-        "Hardtanh",
-        "LeakyReLU",
-        "Mish",
-        "RReLU",
-        "ReLU",
-        "ReLU6",
-        "SELU",
-        "SiLU",
-        "Threshold",
-    }
-)
 _CONTAINERS = frozenset({"Sequential", "ModuleList"})
 _DECIDING_NAMES = ("act", "relu", "elu", "silu", "swish", "mish", "drop", "nonlin", "non_lin", "tanh", "sigmoid")
 _MAX_DEPTH = 4
@@ -47,7 +24,7 @@ def is_elementwise_module(source: SourceFile, callee: ast.expr) -> bool:
     values = constructors(source, callee)
     calls = [value for value in values if isinstance(value, ast.Call)]
     if calls:
-        return all(leaf_name(call.func) in _ELEMENTWISE for call in calls)
+        return all(leaf_name(call.func) in _POSITIONS for call in calls)
     name = (leaf_name(callee) or "").lower()
     return any(part in name for part in _DECIDING_NAMES)
 
@@ -99,28 +76,10 @@ def _branches(value: ast.expr) -> list[ast.expr]:
     return [value]
 
 
-# The position of ``inplace`` among the arguments of the layers of torch.nn (2.6 to 2.13).
-_POSITIONS = {
-    "AlphaDropout": 1,
-    "CELU": 1,
-    "Dropout": 1,
-    "Dropout1d": 1,
-    "Dropout2d": 1,
-    "Dropout3d": 1,
-    "ELU": 1,
-    "FeatureAlphaDropout": 1,
-    "Hardsigmoid": 0,
-    "Hardswish": 0,
-    "Hardtanh": 2,
-    "LeakyReLU": 1,
-    "Mish": 0,
-    "RReLU": 2,
-    "ReLU": 0,
-    "ReLU6": 0,
-    "SELU": 0,
-    "SiLU": 0,
-    "Threshold": 2,
-}
+# Layers of one activation or dropout: the position of ``inplace`` among their arguments (2.6 to 2.13).
+_AT = {0: "Hardsigmoid Hardswish Mish ReLU ReLU6 SELU SiLU", 2: "Hardtanh RReLU Threshold"}
+_AT[1] = "AlphaDropout CELU Dropout Dropout1d Dropout2d Dropout3d ELU FeatureAlphaDropout LeakyReLU"
+_POSITIONS = {name: position for position, names in _AT.items() for name in names.split()}
 
 
 def in_place_argument(call: ast.Call) -> ast.expr | None:

@@ -221,20 +221,9 @@ def _plain(op: str) -> str:
     return op.strip("_")
 
 
-_SYMBOLS = {
-    "truediv": "/",
-    "rtruediv": "/",
-    "mul": "*",
-    "rmul": "*",
-    "sub": "-",
-    "rsub": "-",
-    "add": "+",
-    "radd": "+",
-    "pow": "**",
-    "rpow": "**",
-    "matmul": "@",
-    "cross_entropy_loss": "cross_entropy",
-}
+_SIGNS = (("truediv", "/"), ("mul", "*"), ("sub", "-"), ("add", "+"), ("pow", "**"))
+_SYMBOLS = {f"{reflected}{name}": sign for name, sign in _SIGNS for reflected in ("", "r")}
+_SYMBOLS |= {"matmul": "@", "cross_entropy_loss": "cross_entropy"}
 
 
 def _read(birth: Birth, is_step: bool) -> _Read:

@@ -71,18 +71,8 @@ def _visible(character: str) -> str:
 
 
 _OF_THE_SCRIPT = (
-    "beside",
-    "copied",
-    "event",
-    "lane_backward",
-    "lane_saved",
-    "lane_step",
-    "lane_used",
-    "lane_written",
-    "next_page",
-    "page_of",
-    "previous_page",
-    "version",
+    *("beside", "copied", "event", "lane_backward", "lane_saved", "lane_step", "lane_used", "lane_written"),
+    *("next_page", "page_of", "previous_page", "version"),
 )
 
 

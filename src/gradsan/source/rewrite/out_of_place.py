@@ -29,35 +29,21 @@ from gradsan.source.tree import SourceFile, Span
 
 _KIND = "out_of_place"
 _BINDING_STRENGTH: dict[type[ast.operator], int] = {
-    ast.BitOr: 1,
-    ast.BitXor: 2,
-    ast.BitAnd: 3,
-    ast.LShift: 4,
-    ast.RShift: 4,
-    ast.Add: 5,
-    ast.Sub: 5,
-    ast.Mult: 6,
-    ast.Div: 6,
-    ast.FloorDiv: 6,
-    ast.Mod: 6,
-    ast.MatMult: 6,
-    ast.Pow: 8,
-}
+    getattr(ast, name): strength
+    for strength, names in (
+        (1, "BitOr"),
+        (2, "BitXor"),
+        (3, "BitAnd"),
+        (4, "LShift RShift"),
+        (5, "Add Sub"),
+        (8, "Pow"),
+    )
+    for name in names.split()
+} | dict.fromkeys((ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.MatMult), 6)
 _UNARY_STRENGTH = 7
 _SELF_CONTAINED = (
-    ast.Name,
-    ast.Attribute,
-    ast.Subscript,
-    ast.Call,
-    ast.Constant,
-    ast.List,
-    ast.Dict,
-    ast.Set,
-    ast.ListComp,
-    ast.SetComp,
-    ast.DictComp,
-    ast.GeneratorExp,
-    ast.JoinedStr,
+    *(ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.Constant, ast.List, ast.Dict, ast.Set),
+    *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.JoinedStr),
 )
 
 

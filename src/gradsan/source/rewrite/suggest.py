@@ -45,14 +45,7 @@ _ADDING_SEVERAL = frozenset({"extend", "update"})
 _NAMES_OF_VALUES = ("value", "new_value", "written_value")
 _STORING_METHODS = frozenset({"copy_", "index_copy_", "masked_scatter_", "put_"})
 TAKES_A_METHOD_CALL = (
-    ast.Name,
-    ast.Attribute,
-    ast.Subscript,
-    ast.Call,
-    ast.List,
-    ast.Dict,
-    ast.ListComp,
-    ast.DictComp,
+    *(ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.List, ast.Dict, ast.ListComp, ast.DictComp),
 )
 
 
