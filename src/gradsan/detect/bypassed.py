@@ -1,4 +1,4 @@
-"""Parameters that a module's forward reads only without their graph: as ``self.pos.data`` or ``self.pos.detach()``.
+"""Parameters that a forward reads only without their graph: as ``self.pos.data`` or ``self.scale.item()``.
 
 Read from the bytecode of the module's class when a parameter is found without a gradient; nothing is run. A parameter
 that the class also reads with its graph (except in initialisers), or that a forward writes, is managed by the
@@ -23,7 +23,7 @@ from gradsan.record._core_pure import Stack
 from gradsan.record.ledger import RawWrite
 from gradsan.record.log import Log
 
-_PAST_GRAPH = frozenset({"data", "detach"})
+_PAST_GRAPH = frozenset({"data", "detach", "item", "tolist"})
 _NO_READ = ASKS_FOR_SHAPE | {"grad", "requires_grad_"}
 _NO_FORWARD = INITIALISERS | {"__init__", "extra_repr"}
 _IGNORED = frozenset({"CACHE", "EXTENDED_ARG", "PUSH_NULL", "NOP", "RESUME", "PRECALL", "NOT_TAKEN"})
@@ -62,7 +62,7 @@ def bypassed(core: Log, missing: Iterable[Any]) -> dict[int, Bypass]:
 
 @cached_by_class
 def _may_bypass(kind: type) -> bool:
-    """Whether the forward of a class uses ``.data`` or ``.detach()`` at all."""
+    """Whether the forward of a class reads anything without its graph."""
     codes = (code for one in reads_of_method(kind, "forward").functions for code in _with_inner(one.__code__))
     return any(not _PAST_GRAPH.isdisjoint(code.co_names) for code in codes)
 
@@ -89,7 +89,7 @@ def _bypass(kind: type, chain: tuple[str, ...]) -> Bypass | None:
                 if _is_plain(read) or _is_write(read):
                     return None
                 if found is None and function.__code__ in reached and read.after[0] in _PAST_GRAPH:
-                    call = "()" if read.after[0] == "detach" else ""
+                    call = "" if read.after[0] == "data" else "()"
                     found = Bypass(f"self.{'.'.join(chain)}.{read.after[0]}{call}", Stack((code,), (read.offset,)))
     return found
 

@@ -53,7 +53,7 @@ _NAMES = {
     "cut_scopes": "context_around",
     "cuts": "Cut Live find_cuts grad_switched_off takes_cut",
     "gradients": "clears_each_part graph_for_gradient kept_gradient makes_discrete reads_gradients",
-    "identifiers": "assigned_names consumed_names",
+    "identifiers": "assigned_names consumed_names dropped_update",
     "kept": (
         "Addition added_to_optimizer additions are_later_rounds are_updated_alike assignments chooses_parameters "
         "is_bound_by_choice is_computed_in_rounds is_filled_once is_target_in_rounds uses_in"

@@ -288,7 +288,8 @@ def returns_argument(frame: Frame, name: str) -> bool:
     statement = statement_at(frame)
     if statement is None or statement.function is None or isinstance(statement.function, ast.Lambda):
         return False
-    returned = [node.value for node in local_nodes(statement.function) if isinstance(node, ast.Return) and node.value]
+    nodes = local_nodes(statement.function)
+    returned = [node.value for node in nodes if isinstance(node, ast.Return | ast.Yield) and node.value]
     parts = [one for value in returned for one in (value.elts if isinstance(value, ast.Tuple | ast.List) else [value])]
     return any(_is_made_of(one, name) for one in parts)
 
@@ -336,18 +337,8 @@ def method_receiver(frame: Frame) -> str | None:
 
 _CONVERSIONS = frozenset(
     {
-        "float",
-        "double",
-        "half",
-        "bfloat16",
-        "to",
-        "type",
-        "as_tensor",
-        "asarray",
-        "contiguous",
-        "cpu",
-        "cuda",
-        "type_as",
+        *("float", "double", "half", "bfloat16", "to", "type", "as_tensor"),
+        *("asarray", "contiguous", "cpu", "cuda", "type_as"),
     }
 )
 """Conversions that return a copy, or the tensor itself where there is nothing to convert."""

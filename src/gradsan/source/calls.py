@@ -15,6 +15,7 @@ from gradsan.source.bindings import bound_name
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.flow import binding_at, is_still_argument, reaching
 from gradsan.source.identifiers import (
+    assigned_names,
     bindings_of,
     binds,
     bound_in,
@@ -74,10 +75,8 @@ def _past_checkpoint(call: ast.Call) -> ast.Call:
 
 def called_expression(frame: Frame) -> str | None:
     """The callee of the call at ``frame``, ``self.final`` of ``self.final(x)``; None where there is not exactly one."""
-    calls = [expression for expression in expressions_at(frame) if isinstance(expression.node, ast.Call)]
-    if len(calls) != 1 or not isinstance(calls[0].node, ast.Call):
-        return None
-    return calls[0].source.text(calls[0].node.func)
+    calls = [(one.source, one.node.func) for one in expressions_at(frame) if isinstance(one.node, ast.Call)]
+    return calls[0][0].text(calls[0][1]) if len(calls) == 1 else None
 
 
 def first_argument(frame: Frame) -> str | None:
@@ -185,13 +184,9 @@ def clone_given(frame: Frame, chosen: Callable[[ast.Call], ast.expr | None]) -> 
     source, value = calls[0].source, chosen(calls[0].node)
     if value is None or isinstance(value, ast.Starred):
         return None
-    span = source.span(value)
-    edits = [Edit.after(span, ".clone()")]
-    if not isinstance(value, _PRIMARY):
-        edits = [
-            Edit.before(span, "("),
-            Edit.after(span, ").clone()"),
-        ]
+    span, is_primary = source.span(value), isinstance(value, _PRIMARY)
+    edits = [] if is_primary else [Edit.before(span, "(")]
+    edits.append(Edit.after(span, ".clone()" if is_primary else ").clone()"))
     return edited(source, edits, "clone_before")
 
 
@@ -202,14 +197,8 @@ def clone_handed_out(frame: Frame, bypass: str) -> Change | None:
     keep a copy alive.
     """
     if bypass in _OF_TENSORS:
-        return clone_given(frame, _whose_memory)
+        return clone_given(frame, lambda call: next(iter(call.args), getattr(call.func, "value", None)))
     return clone_given(frame, lambda call: call) if bypass in _OF_ARRAYS else None
-
-
-def _whose_memory(call: ast.Call) -> ast.expr | None:
-    if isinstance(call.func, ast.Attribute) and not call.args:
-        return call.func.value
-    return next(iter(call.args), None)
 
 
 def reads_again(name: str, call: Frame, read: Frame) -> bool:
@@ -220,11 +209,13 @@ def reads_again(name: str, call: Frame, read: Frame) -> bool:
     the reading statement must contain that name and none of the result's.
     """
     if call.column is None or read.column is None:
-        return _statement_reads_again(_root(name), statement_at(call), statement_at(read))
+        return _statement_reads_again(_split(name)[0], statement_at(call), statement_at(read))
     meant = {name, alias_of(call, name) or name}
     texts = operand_expressions(read)
     read_names = {*texts, *(alias_of(read, text) or text for text in texts)}
-    roots = {_root(one) for one in meant for other in read_names if _is_within(one, other) or _is_within(other, one)}
+    roots = {
+        _split(one)[0] for one in meant for other in read_names if _is_within(one, other) or _is_within(other, one)
+    }
     before, after = statement_at(call), statement_at(read)
     if before is None or after is None:
         return False
@@ -232,17 +223,20 @@ def reads_again(name: str, call: Frame, read: Frame) -> bool:
 
 
 def earlier_result(call: Frame) -> SecondName | None:
-    """``a`` of ``a = embed(x)`` before the call ``b = embed(y)``, if both are read after it; else None."""
+    """``a`` of ``a = embed(x)`` before the call ``b = embed(y)``, if both are read after it; else None.
+
+    Or ``last`` of ``last = b``, by which a loop has the result of the iteration before.
+    """
     statement, expression = statement_at(call), expression_at(call)
-    if statement is None or expression is None or statement.scope is None:
+    if statement is None or statement.scope is None:
         return None
+    scope, statements = statement.scope, statements_of(statement.scope)
     result, callee = _taken(statement.node)
-    if callee is None or expression.node is not getattr(statement.node, "value", None):
-        return None
-    scope = statement.scope
-    statements, at = statements_of(scope), definitions_at(scope, statement.node)
+    if callee is None or expression is None or expression.node is not getattr(statement.node, "value", None):
+        return _last_result(statement, statements)
     if read_after(statement, result, frozenset((statement.node,)), scope, statements) is None:
         return None
+    at = definitions_at(scope, statement.node)
     given = {node.id for node in ast.walk(expression.node) if isinstance(node, ast.Name)}
     for earlier in statements:
         name, other = _taken(earlier)
@@ -253,21 +247,36 @@ def earlier_result(call: Frame) -> SecondName | None:
         read = read_after(statement, name, frozenset((earlier,)), scope, statements)
         if isinstance(earlier, ast.Assign) and read is not None:
             return SecondName(name, "returned", earlier.lineno, read, statement.source.span(earlier.value))
+    return _last_result(statement, statements)
+
+
+def _last_result(statement: Statement, statements: list[ast.stmt]) -> SecondName | None:
+    loop = statement.node if isinstance(statement.node, ast.For) else next(reversed(statement.loops), None)
+    results = {one.name for one in bindings_of(statement.node)}
+    inside = set() if loop is None else set(ast.walk(loop))
+    body = [one for one in statements if one in inside and one.lineno > statement.node.lineno]
+    for later in (one for one in body if isinstance(one, ast.Assign)):
+        name, value = chain_key(later.targets[0]) or "", later.value
+        parts = value.elts if isinstance(value, ast.Tuple) else [value]
+        is_kept = name not in results and not results.isdisjoint(map(chain_key, parts))
+        before = [one for one in body if one.lineno < later.lineno and reads_value(statement.source, one, name)]
+        if is_kept and before and [one for one in body if name in assigned_names(one)] == [later]:
+            return SecondName(name, "returned", later.lineno, before[0].lineno, None)
     return None
 
 
 def _taken(node: ast.stmt) -> tuple[str, str | None]:
     """``a`` and ``embed`` of ``a = embed(x)``."""
-    target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
-    if isinstance(target, ast.Name) and isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-        return target.id, ast.unparse(node.value.func)
+    match node:
+        case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=callee)):
+            return name, ast.unparse(callee)
     return "", None
 
 
 def _statement_reads_again(name: str, before: Statement | None, after: Statement | None) -> bool:
     if before is None or after is None or before.node is after.node:
         return False
-    results = {_root(one.name) for one in bindings_of(before.node)} - {name}
+    results = {_split(one.name)[0] for one in bindings_of(before.node)} - {name}
     is_of_result = any(isinstance(node, ast.Name) and node.id in results for node in ast.walk(after.node))
     return not is_of_result and reads_value(after.source, after.node, name) and _keeps(name, before, after)
 
@@ -288,10 +297,6 @@ def _bindings(name: str, statement: Statement) -> set[ast.stmt | None]:
 
 def _is_within(inner: str, outer: str) -> bool:
     return inner == outer or inner.startswith((f"{outer}.", f"{outer}["))
-
-
-def _root(name: str) -> str:
-    return re.split(r"[.\[]", name, maxsplit=1)[0]
 
 
 _MODULE_FILE = "/torch/nn/modules/module.py"

@@ -37,7 +37,7 @@ class Clearing(NamedTuple):
 class Clip(NamedTuple):
     """A call that clips: clock, stack, the leaves by ``id``, their memory and that of their gradients.
 
-    ``is_filled`` says whether any gradient was nonzero, ``bounds`` whether the bound is one, ``is_run_out``
+    ``is_filled`` says whether any gradient was nonzero, ``bounds`` whether ``bound`` is one, ``is_run_out``
     whether an exhausted generator was given.
     """
 
@@ -50,6 +50,7 @@ class Clip(NamedTuple):
     is_filled: bool
     bounds: bool
     is_run_out: bool
+    bound: Any
 
 
 class ClipCalls:
@@ -60,11 +61,14 @@ class ClipCalls:
         self._core, self._guard, self._patches = core, guard, Patches()
         self.clearings: list[Clearing] = []
         self.clips: list[Clip] = []
+        self.unscaled: list[tuple[int, float]] = []
+        """Clock and scale of each call of ``GradScaler.unscale_``."""
 
     def begin(self) -> None:
         """Forget the last round, and start watching."""
         self.end()
-        self.clearings, self.clips = [], []
+        self.clearings, self.clips, self.unscaled = [], [], []
+        self._watch(getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler), "unscale_", self._unscaled, False)
         for owner in (Optimizer, nn.Module):
             self._watch(owner, "zero_grad", self._cleared, False)
         for owner, name, is_given_list in _torch.clip_functions():
@@ -102,6 +106,9 @@ class ClipCalls:
         held = owner.parameters() if isinstance(owner, nn.Module) else _torch.parameters_of(owner)
         self.clearings.append(Clearing(self._core.tick(), stack, name, frozenset(map(id, held))))
 
+    def _unscaled(self, name: str, scaler: Any, _: Any, stack: Any) -> None:
+        self.unscaled.append((self._core.tick(), scaler.get_scale()))
+
     def _clipped(self, name: str, given: Any, how: tuple[Any, bool], stack: Any) -> None:
         bound, is_run_out = how
         leaves = [given] if torch.is_tensor(given) else given
@@ -117,5 +124,5 @@ class ClipCalls:
         short = "clip_grad_value_" if "value" in name else "clip_grad_norm_"
         ids = frozenset(map(id, leaves))
         self.clips.append(
-            Clip(self._core.tick(), stack, short, ids, storages, of_grads, is_filled, is_bound, is_run_out)
+            Clip(self._core.tick(), stack, short, ids, storages, of_grads, is_filled, is_bound, is_run_out, bound)
         )

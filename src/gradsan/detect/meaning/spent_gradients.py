@@ -12,7 +12,7 @@ is one; ``values``: ``shape``, ``dtype``, ``device``, ``leaves``, ``is_refilled`
 (its site; ``op``), ``stepped`` (the step that came too late). ``clip_without_effect``. Roles: ``clip`` (the call;
 ``values``: ``kind``, ``empty`` where there was nothing to clip, ``run_out`` where it was given an exhausted
 generator, ``spent`` where it came after the step, ``of_last_step`` where the step that follows is for others,
-``others`` where no optimizer has what it was given), ``stepped``.
+``others`` where no optimizer has what it was given, ``scaled`` where a ``GradScaler`` unscales later), ``stepped``.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from gradsan.record.user_hooks import has_tensor_hooks
 THROWN, CLIPPED = "gradient_thrown_away", "clip_without_effect"
 _CLEARS = frozenset({"zero_", "_foreach_zero_", "fill_"})
 _NO_READ = _CLEARS | {"detach", "detach_", "requires_grad_"}
+_UNSCALES, _LARGE = "GradScaler.unscale_", 500
 _HOOKED = "BackwardHookFunctionBackward"
 _ROUNDS_WITHOUT_STEP = 16
 
@@ -267,6 +268,11 @@ class SpentGradients(RoundDetector):
             self._report_clip(entry, clip, "others", steps[0])
         if not own or not clip.bounds:
             return
+        unscaled = [raw.clock for raw in writes if raw.op == _UNSCALES and raw.storage in clip.gradients]
+        if any(clip.clock < clock < (own[0].end or clock) for clock in unscaled) and self._is_scaled(clip):
+            if self._is_second(clip.stack):
+                self._report_clip(entry, clip, "scaled", own[0])
+            return
         is_spent = own[0].clock < clip.clock and any(clear > clip.clock for clear in clears)
         kind, step = "spent" if clip.is_filled else "empty", own[0]
         if any(acts(one) for one in clips if not one.storages.isdisjoint(clip.storages)):
@@ -280,6 +286,11 @@ class SpentGradients(RoundDetector):
         if clip.is_filled and program_reads_gradients(sys._getframe(1)):
             return
         self._report_clip(entry, clip, kind, step)
+
+    def _is_scaled(self, clip: Clip) -> bool:
+        """Whether a bound is one for plain gradients: the scale that is divided out later is not in it."""
+        scale = next((scale for clock, scale in self._calls_of_program.unscaled if clock > clip.clock), 1.0)
+        return isinstance(clip.bound, int | float) and clip.bound * _LARGE < scale
 
     def _is_of_others(self, clip: Clip, clips: list[Clip], steps: list[StepRecord]) -> bool:
         """Whether a clip got parameters without gradients that no optimizer has, and none got those of the steps."""

@@ -128,11 +128,10 @@ class KeptStates(Finder):
         # ``average = deepcopy(net) if args.average else net`` is the same on purpose.
         if source.is_bound_by_choice(frame, taker) or source.is_bound_by_choice(frame, named):
             return
-        giver = value_of(running, named)
-        if isinstance(giver, nn.Module) and giver is not module and any(one is module for one in giver.modules()):
-            return  # a wrapper whose ``state_dict`` is that of what it wraps
-        # ``net`` and ``ddp.module``: one of them is a wrapper's part, and the same on purpose.
-        if taker.rpartition(".")[0] == named.rpartition(".")[0]:
+        # ``net`` and ``ddp.module``: one of them is a wrapper's part, and the same on purpose. So is a wrapper whose
+        # ``state_dict`` is that of what it wraps.
+        holders = [value_of(running, one.rpartition(".")[0]) for one in (taker, named)]
+        if holders[0] is holders[1] and value_of(running, named) is module:
             written = Clue("written", site, name=taker, op="load_state_dict", values=_torch.facts_of(tensor))
             self._found(Failure("own_operand", "", "", site, (written, Clue("read", site, name=named)), raised=False))
 

@@ -5,11 +5,12 @@ holds for all operands of the line: a network that shares some layers with its a
 purpose. A part of larger memory may be filled by a tensor that is a view of it already. A difference is checked, too,
 if it is of a trained leaf or of a gradient: ``p - anchor``, ``p.grad - first`` are zero without a copy. States
 of modules are processed once in many rounds: these are checked from where a state is taken while an older one
-is kept.
+is kept. Lines that run every few rounds are awaited in later ones. ``target = 0.9 * target + 0.1 * weight`` in a loop
+over parameters updates nothing, and is reported, too.
 
-Rows: ``own_operand`` and ``own_difference``. Roles: ``written`` (the update or the difference; ``name``; ``op``;
-``values``: ``shape``, ``dtype``, ``device``, ``is_leaf``, ``kept``, the side that was meant as a copy) and ``read``
-(``name`` of the other side).
+Rows: ``own_operand``, ``own_difference``, ``update_dropped``. Roles: ``written`` (the update or the difference;
+``name``; ``op``; ``values``: ``shape``, ``dtype``, ``device``, ``is_leaf``, ``kept``, the side that was meant as a
+copy) and ``read`` (``name`` of the other side).
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from torch import nn
+
 from gradsan import _torch, source
 from gradsan.detect.meaning.made import Making
 from gradsan.detect.meaning.rounds import RoundDetector
@@ -28,11 +31,11 @@ from gradsan.detect.memory import Uncounted
 from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Run
 from gradsan.record.ledger import RawWrite
-from gradsan.record.stacks import is_user_file, symbolise
+from gradsan.record.stacks import is_of_program, is_user_file, symbolise
 from gradsan.record.steps import RawBackward
 
-OWN, DIFFERENCE = "own_operand", "own_difference"
-_STACKS, _STATES = 256, 4
+OWN, DIFFERENCE, DROPPED = "own_operand", "own_difference", "update_dropped"
+_STACKS, _STATES, _FOLLOWED = 256, 4, 32
 _COMPARES = frozenset({"__sub__", "sub", "subtract", "mse_loss", "l1_loss", "dist"})
 _MIXES = frozenset({"mul", "multiply", "add", "sub", "div", "truediv"})
 _SCALES = frozenset({"mul_", "__imul__"})
@@ -43,6 +46,7 @@ class OwnOperands(RoundDetector):
     """Checks updates of a few rounds whose operand is their target; findings go to ``found``."""
 
     takes_gradients = True
+    rounds = (1, 2, 4, 8, 16, 32)
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
@@ -50,6 +54,7 @@ class OwnOperands(RoundDetector):
         self._known = run.failures
         self._uncounted.on_given_again = self.given_again
         self._own = self._notes(dict[Any, tuple[str, dict[str, Any]]]())
+        self._computed = self._notes(dict[Any, dict[str, Any]]())
         self._before = self._notes(dict[Any, RawWrite | None]())
         self._twice = self._notes(collections.defaultdict[Any, set[int]](set))
         self._other = self._notes(set[Any]())
@@ -57,10 +62,12 @@ class OwnOperands(RoundDetector):
         self._behind = self._notes(dict[int, weakref.ref[Any]]())
         self._given = self._notes(dict[int, int]())
         self._states = 0
+        self._awaited: set[Any] | None = None
+        self._since = self._followed = 0
 
     def forget(self) -> None:
         super().forget()
-        self._states = 0
+        self._states = self._since = self._followed = 0
 
     def state_taken(self) -> None:
         """Open a round when a state is taken while an older one is kept; as ``KeptStates.on_older``."""
@@ -69,9 +76,26 @@ class OwnOperands(RoundDetector):
             self.begin_here()
 
     def begins(self, entry: RawBackward) -> bool:
-        """Drop the results of the round before."""
+        """Drop the results of the round before; whether a first round, or one that awaits a line, begins."""
         self._mixes.forget()
-        return True
+        return self._awaited is None or bool(self._awaited)
+
+    @_torch.hushed()
+    def before_round(self, entry: RawBackward, rounds: int) -> None:
+        """Check the first rounds, and later ones for lines that have run between; as ``on_round`` of the core."""
+        self._awaited = None
+        if rounds in self.rounds[3:]:
+            raws = map(RawWrite._make, self._core.writes_after(self._since))
+            stacks = {raw.stack for raw in raws if raw.op in _TAKES_OPERAND}
+            self._awaited = {one for one in stacks - self._own.keys() - self._other if is_of_program(one)}
+            self._since = entry.clock
+        super().before_round(entry, rounds)
+
+    def goes_on(self, entry: RawBackward) -> bool:
+        """Whether a line is still awaited."""
+        self._awaited = (self._awaited or set()) - self._own.keys() - self._other
+        self._followed += 1
+        return bool(self._awaited) and self._followed <= _FOLLOWED
 
     def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Note whether the line of an update, or of a difference, has computed with the same tensor."""
@@ -80,6 +104,10 @@ class OwnOperands(RoundDetector):
         given = list(itertools.islice((*args, *kwargs.values()), 2))
         is_pair = len(given) == 2 and all(type(one) in _torch.PLAIN_TENSORS for one in given)
         is_mixed = self._mixes.computed(op, args, result)
+        if op.strip("_").removeprefix("r") in _MIXES and len(self._computed) <= _STACKS:
+            facts = next((_torch.facts_of(one) for one in args if type(one) is nn.Parameter), None)
+            if facts is not None:
+                self._computed.setdefault(self._core.stack(), facts)
         if (op not in _TAKES_OPERAND and op not in _COMPARES) or len(self._own) > _STACKS or not is_pair:
             return
         is_leaf = any(map(_torch.is_trainable_leaf, given))
@@ -107,6 +135,15 @@ class OwnOperands(RoundDetector):
 
     def looks(self, entry: RawBackward, is_last: bool) -> None:
         """Report the lines of the round when it is over."""
+        for stack in [one for one in self._computed if is_last and one not in self._described]:
+            self._described.add(stack)
+            frame = (site := symbolise(stack)).user_frame
+            name = None if frame is None else source.dropped_update(frame)
+            if frame is not None and name is not None and (frame.file, frame.line) not in self._described:
+                self._described.add((frame.file, frame.line))
+                held = source.walked_over(frame, name)[0]
+                clue = Clue("written", site, name=name, op=held, values=self._computed[stack])
+                self._found(Failure(DROPPED, "", "", symbolise(entry.stack), (clue,), raised=False))
         due = [one for one in self._own if is_last and one not in self._described]
         # An update with a difference is more telling than the difference.
         for stack in sorted(due, key=lambda one: self._own[one][0] in _COMPARES):

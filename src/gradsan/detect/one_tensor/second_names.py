@@ -1,8 +1,8 @@
 """Tensors changed in place while a second name still refers to them: ``noisy = clean; noisy += noise``.
 
 An assignment binds a name to the same tensor, a list keeps the same tensor, and so does the parameter of a function;
-all are often taken for copies. Checked at the 1st, 2nd and 4th backward of a line: the program's own in-place writes
-since the round before, whose source binds another name to the written tensor and then reads both
+all are often taken for copies. Checked at the 1st, 2nd … 32nd backward of a line: the program's own in-place
+writes since the round before, whose source binds another name to the written tensor and then reads both
 (``loss(net(noisy), clean)``), adds it to a list in each round of a loop that never rebinds it
 (``traj.append(pos); pos += step``), or has it as an argument that is returned, or was passed to a ``forward``, and that
 the caller reads after the call; or fills memory of its own and returns it, again and again, while the caller keeps an
@@ -29,6 +29,7 @@ from gradsan import _torch, source
 from gradsan.detect.changed_values import ChangedValues
 from gradsan.detect.meaning.callers_values import given_to
 from gradsan.graph import naming
+from gradsan.graph.live import value_of
 from gradsan.heuristics import is_named_in_place
 from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Finder, Run
@@ -38,7 +39,7 @@ from gradsan.record.steps import RawBackward
 
 NAMED, LISTED, GIVEN = "second_name_changed", "list_of_one", "argument_changed"
 RETURNED = "results_are_one"
-_ROUNDS = (1, 2, 4)
+_ROUNDS = (1, 2, 4, 8, 16, 32)
 _STACKS, _LINES = 256, 2_000
 _SECOND = re.compile(r"[\w\]]\s*=\s*\w+(\.detach\(\))?\s*(#|$)|=\s*\w+\.\w+_\(|\.(append|appendleft|insert)\(")
 
@@ -49,7 +50,7 @@ class SecondNames(Finder):
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._values = run.get(ChangedValues)
-        self._seen = self._notes(set[Any]())
+        self._seen, self._first = self._notes(set[Any]()), self._notes(set[Any]())
         self._read_to = 0
         self._waiting: list[tuple[Any, Failure]] = []
 
@@ -67,8 +68,11 @@ class SecondNames(Finder):
             self._read_to = max(self._read_to, raw.clock)
             if raw.stack not in self._seen and raw.kind not in QUIET_KINDS and not raw.is_parameter and raw.storage:
                 by_stack[raw.stack].append(raw)
-        self._seen.update(by_stack)
-        self._wait([(stack, one) for stack, raws in by_stack.items() for one in self._judge(entry, raws)])
+        found = [(stack, one) for stack, raws in by_stack.items() for one in self._judge(entry, raws)]
+        # In the first round there is no earlier result yet.
+        self._seen.update((by_stack.keys() & self._first) | {stack for stack, _ in found})
+        self._first |= by_stack.keys()
+        self._wait(found)
 
     def _wait(self, found: list[tuple[Any, Failure]]) -> None:
         """Keep findings until this backward has ended: if it fails, its own diagnosis reports the write."""
@@ -177,9 +181,10 @@ def _is_held(name: str, storage: int, frame: FrameType | None) -> bool | None:
     """Whether variables of that name in functions running at ``frame`` have that memory; None without such tensors."""
     found = None
     while frame is not None and not found:
-        held = _torch.locals_of(frame).get(name) if is_user_file(frame.f_code.co_filename) else None
-        if type(held) in _torch.PLAIN_TENSORS:
-            found = _torch.storage_or_none(held) == storage
+        held = value_of(frame, name) if is_user_file(frame.f_code.co_filename) else None
+        tensors = list(_torch.tensors_in(held, most=8))
+        if tensors:
+            found = any(_torch.storage_or_none(one) == storage for one in tensors)
         frame = frame.f_back
     return found
 

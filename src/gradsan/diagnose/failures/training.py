@@ -1,4 +1,4 @@
-"""GS423 to GS426: parameters without an optimizer, and gradients, clips and schedules without effect.
+"""GS423 to GS426, and GS420 for an update that nobody gets: what has no effect in a training.
 
 All of them run; PyTorch reports nothing. That something else was intended is a conclusion from many
 rounds, and each is a warning, except where parameters may well have been left out on purpose.
@@ -79,7 +79,7 @@ def thrown_away(failure: Failure) -> Diagnosis | None:
     )
 
 
-_CLIPS = {"run_out": "clip_list", "others": "clip_own", "of_last_step": "clip_own"}
+_CLIPS = {"run_out": "clip_list", "others": "clip_own", "of_last_step": "clip_own", "scaled": "clip_unscaled"}
 
 
 def clip_without_effect(failure: Failure) -> Diagnosis | None:
@@ -98,8 +98,8 @@ def clip_without_effect(failure: Failure) -> Diagnosis | None:
         words=f"clip_{kind}",
         labels=(
             *parts.label_of(clip, "created", f"label.clips_{kind}", values),
-            *parts.used(failure, f"label.fills_{'of_last_step' if kind == 'of_last_step' else 'unclipped'}", values),
-            *parts.label_of(stepped, "note", "label.steps_unclipped", values),
+            *parts.used(failure, f"label.fills_{kind if kind in ('of_last_step', 'scaled') else 'unclipped'}", values),
+            *parts.label_of(stepped, "note", f"label.steps_{'scaled' if kind == 'scaled' else 'unclipped'}", values),
         ),
         fixes=(parts.fix(_CLIPS.get(kind, "clip_between"), "changed", values),),
     )
@@ -129,4 +129,26 @@ def schedule_without_effect(failure: Failure) -> Diagnosis | None:
             *parts.used(failure, "label.steps_unscheduled", values),
         ),
         fixes=(parts.fix("schedule_anew", "changed", values),),
+    )
+
+
+def update_dropped(failure: Failure) -> Diagnosis | None:
+    """GS420, a warning, for an update of parameters that only binds the variable of a loop."""
+    written = failure.clue("written")
+    if written is None or not written.name:
+        return None
+    values = {"name": written.name, "held": written.op}
+    return parts.diagnosis(
+        failure,
+        "GS420",
+        "leaf_lost",
+        values=values,
+        severity="warning",
+        words="update_dropped",
+        labels=(
+            *parts.label_of(written, "written", "label.bound_and_dropped", values),
+            *parts.used(failure, "label.parameters_as_before", values),
+        ),
+        tensor=parts.tensor_of(written),
+        fixes=(parts.fix("update_in_place", "changed", values),),
     )

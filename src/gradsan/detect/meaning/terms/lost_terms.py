@@ -36,6 +36,7 @@ _TERMS = 16
 _CALLS_AWAITED = 32
 _CLEARS = frozenset({"zero_", "_foreach_zero_"})
 _SCALED = frozenset({"MulBackward0", "DivBackward0", "NegBackward0"})
+_REDUCED = frozenset({"MeanBackward0", "MeanBackward1", "SumBackward0", "SumBackward1"})
 
 
 @dataclass(slots=True)
@@ -195,24 +196,27 @@ def _gradient(leaf: Any) -> int:
     return 0 if leaf.grad is None or leaf.grad.is_sparse else int(_torch.storage_or_none(leaf.grad))
 
 
-def _terms(root: Any) -> list[Any]:
-    """Return the Nodes of the terms of a loss, without constant factors."""
+def _terms(root: Any, is_reduced: bool = False) -> list[Any]:
+    """Return the Nodes of the terms of a loss, without constant factors; those of its elements, if it is a mean."""
     found: list[Any] = []
     waiting = [root]
     while waiting and len(found) <= _TERMS:
         node = waiting.pop()
         children = [child for child, _ in node.next_functions if child is not None]
-        if is_sum_or_multiple(node, children):
+        inner = _terms(children[0], True) if node.name() in _REDUCED else []
+        if is_sum_or_multiple(node, children, is_reduced):
             waiting += children
         else:
-            found.append(node)
+            found += inner[::-1] if len(inner) > 1 else [node]
     return found[::-1]
 
 
-def is_sum_or_multiple(node: Any, children: list[Any]) -> bool:
-    """Whether a Node adds scalars, or multiplies one by a constant."""
+def is_sum_or_multiple(node: Any, children: list[Any], is_reduced: bool = False) -> bool:
+    """Whether a Node adds scalars (elements, if ``is_reduced``), or multiplies one by a constant."""
     name = node.name()
-    return is_scalar(node) and (name in ("AddBackward0", "SubBackward0") or (name in _SCALED and len(children) == 1))
+    return (is_reduced or is_scalar(node)) and (
+        name in ("AddBackward0", "SubBackward0") or (name in _SCALED and len(children) == 1)
+    )
 
 
 def is_scalar(node: Any) -> bool:
