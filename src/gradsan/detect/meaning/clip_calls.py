@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -61,14 +62,14 @@ class ClipCalls:
         self._core, self._guard, self._patches = core, guard, Patches()
         self.clearings: list[Clearing] = []
         self.clips: list[Clip] = []
-        self.unscaled: list[tuple[int, float]] = []
-        """Clock and scale of each call of ``GradScaler.unscale_``."""
+        self.unscaled: list[tuple[int, weakref.ref[Any]]] = []
+        """Clock and ``GradScaler`` of each call of ``unscale_``; to read its scale waits for the device."""
 
     def begin(self) -> None:
         """Forget the last round, and start watching."""
         self.end()
         self.clearings, self.clips, self.unscaled = [], [], []
-        self._watch(getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler), "unscale_", self._unscaled, False)
+        self._watch(torch.amp.GradScaler, "unscale_", self._unscaled, False)
         for owner in (Optimizer, nn.Module):
             self._watch(owner, "zero_grad", self._cleared, False)
         for owner, name, is_given_list in _torch.clip_functions():
@@ -107,7 +108,7 @@ class ClipCalls:
         self.clearings.append(Clearing(self._core.tick(), stack, name, frozenset(map(id, held))))
 
     def _unscaled(self, name: str, scaler: Any, _: Any, stack: Any) -> None:
-        self.unscaled.append((self._core.tick(), scaler.get_scale()))
+        self.unscaled.append((self._core.tick(), weakref.ref(scaler)))
 
     def _clipped(self, name: str, given: Any, how: tuple[Any, bool], stack: Any) -> None:
         bound, is_run_out = how

@@ -289,8 +289,9 @@ class SpentGradients(RoundDetector):
 
     def _is_scaled(self, clip: Clip) -> bool:
         """Whether a bound is one for plain gradients: the scale that is divided out later is not in it."""
-        scale = next((scale for clock, scale in self._calls_of_program.unscaled if clock > clip.clock), 1.0)
-        return isinstance(clip.bound, int | float) and clip.bound * _LARGE < scale
+        scaler = next((one() for clock, one in self._calls_of_program.unscaled if clock > clip.clock), None)
+        is_number = isinstance(clip.bound, int | float)
+        return scaler is not None and is_number and bool(clip.bound * _LARGE < scaler.get_scale())
 
     def _is_of_others(self, clip: Clip, clips: list[Clip], steps: list[StepRecord]) -> bool:
         """Whether a clip got parameters without gradients that no optimizer has, and none got those of the steps."""
