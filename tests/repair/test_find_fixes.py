@@ -125,6 +125,38 @@ for _ in range(3):
     loss.backward()
     optimizer.step()
 """
+LEAF_OF_NOBODY = """
+net, other = torch.nn.Linear(3, 4), torch.nn.Linear(4, 1)
+scale = torch.ones((), requires_grad=True)
+first, second = torch.optim.SGD(other.parameters(), lr=0.1), torch.optim.SGD(net.parameters(), lr=0.1)
+for round in range(24):
+    hidden = net(torch.randn(5, 3))
+    score = other(hidden).mean() * scale
+    first.zero_grad()
+    (other(hidden.detach()) - 1).pow(2).mean().backward()
+    first.step()
+    second.zero_grad()
+    score.exp().backward()
+    second.step()
+    if round % 12 == 11:
+        scale.data -= 0.1 * scale.grad
+"""
+LEARNED_OPTIMIZER = """
+cell, out = torch.nn.GRUCell(1, 4), torch.nn.Linear(4, 1)
+meta = torch.optim.Adam([*cell.parameters(), *out.parameters()], lr=0.01)
+theta, state, total = torch.randn(5, requires_grad=True), torch.zeros(5, 4), 0.0
+for it in range(1, 10):
+    loss = (theta - 1).pow(2).mean()
+    total = total + loss
+    grad = torch.autograd.grad(loss, theta, retain_graph=True)[0].detach()
+    state = cell(grad[:, None], state)
+    theta = theta - out(state).squeeze(1)
+    if it % 3 == 0:
+        meta.zero_grad()
+        total.backward()
+        meta.step()
+        total = 0.0
+"""
 CLEAN = """
 w = torch.ones(3, requires_grad=True)
 w.exp().sum().backward()
@@ -169,6 +201,22 @@ def test_old_values_that_each_round_computes_by_itself_stay(tmp_path, monkeypatc
     found = search(tmp_path, monkeypatch, PROTOTYPES)
     assert passed(found)[0] == ("recompute_forward", "changed")
     assert not is_implied(found.diagnoses[0].fixes[0])
+
+
+def test_a_gradient_that_only_an_update_by_hand_would_read_is_not_lost(tmp_path, monkeypatch):
+    found = search(tmp_path, monkeypatch, LEAF_OF_NOBODY)
+    fixes = found.diagnoses[0].fixes
+    told = [fix.verification for fix in fixes if "inputs=" in fix.diff and fix.verification.status == "passed"]
+    assert {one.training for one in told} == {"gradients"}
+    assert all("scale.grad" in one.differs_in for one in told)
+
+
+def test_a_state_bound_after_the_last_loss_of_its_window_is_cut_there(tmp_path, monkeypatch):
+    found = search(tmp_path, monkeypatch, LEARNED_OPTIMIZER)
+    assert {one.code for one in found.diagnoses} == {"GS111"}
+    text = found.patches[0].files[str(tmp_path / "main.py")].decode()
+    assert "        total = 0.0\n        theta = theta.detach().requires_grad_()\n" in text
+    assert "state = state.detach()" in text or "state, theta = " in text
 
 
 def test_a_step_in_a_loop_of_losses(tmp_path, monkeypatch):

@@ -34,6 +34,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from gradsan import _torch
 from gradsan._imports import call_after_import
+from gradsan.graph.naming import optimizers_alive
 from gradsan.graph.variables import Space, reached
 from gradsan.repair.trials.trial import Standing, Value
 from gradsan.source.rounds import bound_each_round
@@ -61,8 +62,10 @@ def values_of(spaces: Iterable[Space]) -> tuple[dict[str, Value], frozenset[str]
     """The values that ``spaces`` reach, by ``function: expression``, and the names of those that are transient.
 
     A transient name begins with a loop variable, or is one that every round binds before it reads it: it
-    refers to something else in the next round.
+    refers to something else in the next round. So does the gradient of a leaf that no optimizer has (0 where there is
+    none): only an update by hand would read it.
     """
+    trained = {id(leaf) for one in optimizers_alive() for leaf in _torch.parameters_of(one)}
     found: dict[str, Value] = {}
     passing: set[str] = set()
     spaces = list(spaces)
@@ -74,6 +77,10 @@ def values_of(spaces: Iterable[Space]) -> tuple[dict[str, Value], frozenset[str]
             found.setdefault(name, value)
             if one.passing or one.path in bound.get(one.scope, ()):
                 passing.add(name)
+            if value.standing == "leaf" and id(one.value) not in trained:
+                gradient = value_of(0.0 if one.value.grad is None else one.value.grad)
+                found.setdefault(f"{name}.grad", gradient or value)
+                passing.add(f"{name}.grad")
     return found, frozenset(passing)
 
 
