@@ -226,7 +226,7 @@ def _distance(depth: int, level: int) -> int:
 
 def _carried_at(place: _Place, level: int, used_at: Frame | None, made_near: tuple[Site, ...]) -> list[source.Carried]:
     """The names bound by an earlier round that the statement reads; of several bindings the tensor's."""
-    found = source.carried_names(place.frame)
+    found = source.carried_names(place.frame, used_at)
     is_part = used_at is not None and not source.in_one_loop(place.frame, used_at)
     if place.depth > level or is_part:
         # A call is a round, and a loop within it only a part of one: ``for x in chunk: loss = loss + f(x)``. An object

@@ -83,7 +83,7 @@ _NAMES = {
     "rounds": (
         "backward_of_sum clears_between detach_after detach_after_round enter_each_round enter_once_more "
         "frames_between in_one_loop in_same_function in_same_loops is_item_of_loop is_read_afterwards is_read_between "
-        "keep_graph reads_what_it_binds shape_bound_at walked_over"
+        "keep_graph reads_what_it_binds runs_more_often shape_bound_at walked_over"
     ),
     "targets": (
         "Operation assigned_data mixed_operand operand_expressions operation_at own_difference target_and_operand "

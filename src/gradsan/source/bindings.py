@@ -53,18 +53,22 @@ class Carried:
     bound_at: Frame
 
 
-def carried_names(frame: Frame) -> list[Carried]:
+def carried_names(frame: Frame, round_at: Frame | None = None) -> list[Carried]:
     """The names read by the statement at ``frame`` that an earlier round computed, in reading order.
 
-    Bindings to constants, to detached values and under ``no_grad`` carry no graph and are left out.
+    A round is an iteration of a loop around ``round_at`` in that function, if there is one; else of any loop around
+    ``frame``. Bindings to constants, to detached values and under ``no_grad`` carry no graph and are left out.
     Empty where the source is missing or the statement is ambiguous.
     """
     statement = statement_at(frame)
     if statement is None or isinstance(statement.function, ast.Lambda):
         return []
     source, node = statement.source, statement.node
+    other = None if round_at is None else statement_at(round_at)
+    loops: set[ast.AST] = set(other.loops) if other is not None and other.function is statement.function else set()
     found: dict[tuple[str, ast.stmt], Carried] = {}
-    for name, bound in [*_within_comprehensions(statement), *_across_rounds(statement), *_across_methods(statement)]:
+    across = _across_rounds(statement, loops)
+    for name, bound in [*_within_comprehensions(statement), *across, *_across_methods(statement)]:
         found.setdefault((name, bound), Carried(name, node.lineno, _frame_of(source, bound, frame)))
     reading_order = consumed_names(node)
     return sorted(found.values(), key=lambda carried: reading_order.index(carried.name))
@@ -84,7 +88,7 @@ def _frame_of(source: SourceFile, node: ast.stmt, like: Frame) -> Frame:
     )
 
 
-def _across_rounds(statement: Statement) -> Iterator[tuple[str, ast.stmt]]:
+def _across_rounds(statement: Statement, loops: set[ast.AST]) -> Iterator[tuple[str, ast.stmt]]:
     source, function = statement.source, statement.function
     body = source.module.body if function is None or isinstance(function, ast.Lambda) else function.body
     in_cell = function is None and is_cell(source.file)
@@ -95,7 +99,8 @@ def _across_rounds(statement: Statement) -> Iterator[tuple[str, ast.stmt]]:
             if not _concerns(key, name):
                 continue
             for definition in sorted(definitions, key=lambda found: found.statement.lineno if found.statement else 0):
-                if definition.carried and definition.statement is not None:
+                is_carried = definition.rounds & {None, *loops} if loops else definition.carried
+                if is_carried and definition.statement is not None:
                     bindings = [one for one in bindings_of(definition.statement) if one.name == key]
                     if any(_carries_graph(source, binding) for binding in bindings):
                         yield name, definition.statement

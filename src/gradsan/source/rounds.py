@@ -121,19 +121,28 @@ def in_one_loop(first: Frame, last: Frame) -> bool:
 def is_read_between(name: str, bound_at: Frame, used_at: Frame) -> bool:
     """Whether ``name`` may be read after ``bound_at`` up to and at ``used_at``; True where in doubt.
 
-    Where a loop that ends before ``used_at`` binds it, its next iteration may read it.
+    Where a loop that ends before ``used_at`` binds it, or ``used_at`` is under a condition, the next iteration may.
     """
     frames = frames_between(bound_at, used_at)
     if not frames or bound_at.line > used_at.line or not name.isidentifier():
         return True
-    bound, used = statement_at(bound_at), statement_at(used_at)
-    if bound is None or used is None or any(loop not in used.loops for loop in bound.loops):
+    if runs_more_often(bound_at, used_at):
         return True
     statements = [statement_at(frame) for frame in frames if frame.line > bound_at.line]
     return any(
         statement is None or any(read.replace("[", ".").split(".")[0] == name for read in consumed_names(statement))
         for statement in statements
     )
+
+
+def runs_more_often(bound_at: Frame, used_at: Frame) -> bool:
+    """Whether a loop may run the statement at ``bound_at`` several times before that at ``used_at``; True in doubt."""
+    bound, used = statement_at(bound_at), statement_at(used_at)
+    if bound is None or used is None or any(loop not in used.loops for loop in bound.loops):
+        return True
+    around = {one for one, _ in bound.source.ancestors(bound.node)}
+    conditions = {one for one, _ in used.source.ancestors(used.node) if isinstance(one, ast.If)}
+    return bool(bound.loops) and not conditions <= around
 
 
 def detach_after_round(frames: Sequence[Frame], carried: Mapping[str, Shape]) -> Change | None:

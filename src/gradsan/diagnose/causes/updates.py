@@ -86,9 +86,12 @@ def _built_once(facts: Facts) -> tuple[Fix, ...]:
 def state_carried_over(facts: Facts) -> Diagnosis | None:
     """Recognise an update, a bridge across it, and a repeated round: forward on this side, backward on both."""
     bridge = facts.conflict.bridge
-    if not facts.updates or bridge is None or not bridge.forward_ran_again or not _went_back_before(facts):
+    if not facts.updates or bridge is None or not bridge.forward_ran_again:
         return None
     carrier = carriers.find(facts.conflict.use.site, bridge)
+    is_next = carrier is not None and _crosses_rounds(facts, carrier, bridge)
+    if not is_next and not _went_back_before(facts):
+        return None
     shown: str | Message = carrier.name if carrier is not None else Message("label.unnamed_state")
     use, save = facts.conflict.use, facts.conflict.save
     used = Message("label.used_across_step", {"bridge": shown, "step": use.step, "earlier": save.step})
@@ -129,6 +132,14 @@ def _went_back_before(facts: Facts) -> bool:
     use = facts.conflict.use
     frame = use.site.shown_frame
     return bool(use.retain_graph) or (frame is not None and source.has_keyword(frame, "retain_graph"))
+
+
+def _crosses_rounds(facts: Facts, carrier: carriers.Carrier, bridge: Bridge) -> bool:
+    """Whether the state was bound after the last loss before the update, in rounds of which several make one loss."""
+    bound_at, use = carrier.bound_at, facts.conflict.use.site.user_frames
+    if bound_at is None or (bridge.is_term and not source.reads_what_it_binds(bound_at)):
+        return False
+    return any(source.in_same_function(bound_at, one) and source.runs_more_often(bound_at, one) for one in use)
 
 
 def _bridge_label(bridge: Bridge, carrier: carriers.Carrier | None, message: Message) -> tuple[Label, ...]:
