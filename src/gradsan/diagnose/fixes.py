@@ -34,6 +34,9 @@ def instead_of_overwriting(facts: Facts, *, copy_first: bool = False) -> tuple[F
     if facts.conflict.save.is_output and is_unrecorded:
         # A name bound anew where autograd records nothing would have no graph.
         return (_fix("record_the_change", "changed", facts, ()), *_copy_for_autograd(facts))
+    is_bound = facts.name_kind == "parameter" and isinstance(facts.name, str) and "." in facts.name
+    # A module's parameter cannot be bound to the result of an operation.
+    writes = () if is_bound else writes
     new = _each_line(writes, _new_value, tensor.requires_grad and not tensor.is_leaf)
     copy = _each_line(writes[:1], partial(_copy, facts.conflict.save.site)) if _write_one_name(writes) else _Suggested()
     new_fix, copy_fix = _rebinding("out_of_place", facts, new), _rebinding("clone_before_mutation", facts, copy)

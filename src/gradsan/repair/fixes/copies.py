@@ -158,6 +158,18 @@ def record_change(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     return tuple(found)
 
 
+def renew_data(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """``p.data = p.data * s`` instead of ``p.data *= s``: what autograd saved keeps its memory, ``p`` gets another."""
+    advised, written = blocks.advice(diagnosis, "out_of_place"), blocks.labels(diagnosis, "written")
+    if diagnosis.cause != "data_attribute" or advised is None or advised.meaning != "preserved":
+        return ()
+    lines = [
+        changed_lines(one.frame.file, recorded(one.frame, one.op or "", as_data=True))
+        for one in {(one.frame.file, one.frame.line): one for one in written}.values()
+    ]
+    return (replace(advised, lines=sum(lines, ())),) if lines and all(lines) else ()
+
+
 def _whole_block(written: Sequence[Label]) -> tuple[tuple[str, int, str], ...]:
     """A ``no_grad`` block that only writes to one name, recorded: a copy of it and the writes."""
     targets = [target_at(label.frame, label.op or "") for label in written]
