@@ -40,8 +40,8 @@ def fix(kind, training, meaning="changed"):
     return Fix(
         kind,
         meaning,
-        Message("fix.sum_losses"),
-        how_changed=Message("fix.sum_losses_how"),
+        Message("fix.reorder_step"),
+        how_changed=Message("fix.reorder_step_how"),
         verification=verification,
     )
 

@@ -14,7 +14,7 @@ from gradsan.repair.trials.runner import Runner
 from gradsan.repair.trials.trial import Request
 from gradsan.text import say
 
-FIX = Fix("any", "changed", Message("fix.sum_losses"), how_changed=Message("fix.sum_losses_how"))
+FIX = Fix("any", "changed", Message("fix.reorder_step"), how_changed=Message("fix.reorder_step_how"))
 
 LONG = {
     "best_weights_before_the_step",

@@ -10,6 +10,13 @@ import user_programs as programs
 from gradsan.repair.patch import Patch, PatchError
 
 ALWAYS = {
+    "layers_trained_alone",
+    "weights_set_once",
+    "head_rescaled_through_data",
+    "centre_of_first_outputs",
+    "losses_of_one_method",
+    "memory_in_deque",
+    "codes_of_old_discriminator",
     "step_under_decorator",
     "players_on_joint_actions",
     "third_optimizer_of_both",

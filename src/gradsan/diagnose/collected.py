@@ -132,9 +132,9 @@ def border(bridges: Sequence[Bridge]) -> Border | None:
             return None
         name, frame, change = found
         key = (frame.file, name, statement.span.line)
-        taking.setdefault(key, []).append(frame)
+        taking.setdefault(key, []).extend(_beside(bridge, frame) or [frame])
         # Reads of one statement for several operations are detached by one change.
-        joined = source.detach_reads(taking[key], name) if key in changes else None
+        joined = source.detach_reads(taking[key], name) if len(taking[key]) > 1 else None
         changes[key] = change if joined is None else joined
         names.append(name)
     for (wanted, _, _), change in changes.items():
@@ -178,6 +178,13 @@ def _cut(bridge: Bridge) -> tuple[str, Frame, source.Change] | None:
                 if change is not None:
                     return name, frame, change
     return None
+
+
+def _beside(bridge: Bridge, frame: Frame) -> list[Frame]:
+    """All calls of the statement at ``frame``, where it is not known which of many used the tensor."""
+    # The calls before and after the one that made a Node are two.
+    near = [one for taken in bridge.taken_near for one in taken.user_frames] if bridge.taken_near[2:] else []
+    return [one for one in near if source.in_same_function(one, frame) and one.line == frame.line]
 
 
 def _holds_several(frame: Frame, name: str, live: str | None) -> bool:
@@ -238,12 +245,14 @@ class BuiltOnce:
     """The value ``name``, bound by the statement at ``bound_at``.
 
     ``made`` are the frames of the operation that made it, outermost first, ``used`` that of the later round's backward.
+    ``is_trained``: the later loss trains all that the value was computed from in another way, too.
     """
 
     name: str | Message
     bound_at: Frame | None
     made: Sequence[Frame]
     used: Frame | None
+    is_trained: bool = False
 
 
 def anew_or_cut(once: BuiltOnce) -> tuple[Fix, ...]:
@@ -266,11 +275,13 @@ def anew_or_cut(once: BuiltOnce) -> tuple[Fix, ...]:
     # A loss's target keeps its computed value; a name that suggests one puts the detach first, and a run decides.
     if bound_at is not None and used is not None and source.is_target_in_rounds(bound_at, used, once.name):
         return *without, again
-    if heuristics.stays_as_computed(once.name):
-        unsure = (
-            replace(one, how_changed=Message("fix.stays_or_follows", {"how": one.how_changed})) for one in without
-        )
-        return *unsure, again
+    is_named = heuristics.stays_as_computed(once.name)
+    if is_named or once.is_trained:
+        unsure = [
+            replace(one, how_changed=Message("fix.stays_or_follows", {"how": one.how_changed}))
+            for one in (again, *without)
+        ]
+        return (*unsure[1:], again) if is_named else tuple(unsure)
     return again, *without
 
 

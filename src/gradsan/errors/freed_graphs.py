@@ -87,6 +87,9 @@ def gather_second_backward(context: Context) -> tuple[Clue, ...]:
                 "cached": cached is not None,
                 "made_after": younger is not None and younger >= by.sequence,
                 "is_term": not walk.meets_parameters(order, join.older),
+                # A number built once is a term of the loss: as a constant, it would have no effect.
+                "is_trained": bool(info and info[0])
+                and _leaves(walk.engine_order([join.older])) <= _leaves(_younger(order, by)),
                 "ran_again": _ran_again(context, (joined_at, saved_at), order, by),
                 **({} if info is None else dict(zip(("shape", "dtype", "device"), info, strict=True))),
             },
@@ -129,8 +132,18 @@ def _ran_again(context: Context, calls: Iterable[RawCall | None], order: list[An
     stacks = [call.stack for call in calls if call is not None]
     if any(core.ran_since(stack, by.sequence, thread) for stack in stacks):
         return True
-    younger = [node for node in order if (_torch.node_sequence(node) or 0) >= by.sequence]
+    younger = _younger(order, by)
     return any(compiled.is_called_again(core, symbolise(stack), younger, thread) for stack in stacks)
+
+
+def _younger(order: list[Any], by: PastBackward) -> list[Any]:
+    return [node for node in order if (_torch.node_sequence(node) or 0) >= by.sequence]
+
+
+def _leaves(nodes: list[Any]) -> set[Any]:
+    """The Nodes of the leaves that ``nodes`` compute with."""
+    children = {child for node in nodes for child, _ in node.next_functions}
+    return {child for child in children if _torch.is_tensor(getattr(child, "variable", None))}
 
 
 def _others_freed(order: list[Any], node: Any, sequence: int) -> list[Any]:

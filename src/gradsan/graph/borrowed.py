@@ -167,8 +167,12 @@ class _Leaves:
 
     def __init__(self, moved: AbstractSet[int], by_hand: AbstractSet[int] = frozenset()) -> None:
         self._kinds: dict[int, int] = {}
-        for optimizer in optimizers_alive() if moved or by_hand else ():
-            held = [_torch.storage_identity(p) for p in _torch.parameters_of(optimizer)]
+        alive = optimizers_alive() if moved or by_hand else []
+        all_held = [{_torch.storage_identity(p) for p in _torch.parameters_of(one)} for one in alive]
+        for held in all_held:
+            parts = [one for one in all_held if one < held]
+            if parts and held == set().union(*parts):
+                continue  # of several networks, each of which has an optimizer of its own
             kind = _MOVED if held and all(one in moved for one in held) else _OTHERS
             for one in held:
                 self._kinds[one] = self._kinds.get(one, 0) | kind

@@ -136,6 +136,9 @@ def _carried(case: _Case) -> Diagnosis:
     if case.bridge.values.get("is_term"):
         made = tuple(one.site for one in case.failure.clues_of("bridge_made") if one.site is not None)
         cuts = carriers.cut_term(cuts, case.updated, case.carrier, made)
+        if not cuts[0].lines and isinstance(case.name, str) and case.name.endswith("]"):
+            # An old prediction in a memory: detached, this loss would train nothing.
+            cuts = (parts.fix("recompute_forward", "changed", values, summary="help.recompute_kept"), *cuts)
     return _diagnosis(case, CARRIED, (*cuts, parts.fix("reset_state", "changed", values)), note)
 
 
@@ -201,7 +204,8 @@ def _once(case: _Case) -> Diagnosis:
     # Without an update, recomputing gives the same values: the losses of several tasks, one after another.
     kept = () if case.updated is not None else (_keep_graph(case),)
     made = () if case.bridge.site is None else case.bridge.site.user_frames
-    first = anew_or_cut(BuiltOnce(case.name, case.bound_at, made, used))
+    is_trained = bool(case.bridge.values.get("is_trained"))
+    first = anew_or_cut(BuiltOnce(case.name, case.bound_at, made, used, is_trained))
     if all(one.kind != "recompute_forward" for one in first):
         return _diagnosis(case, ONCE, first, note)
     return _diagnosis(case, ONCE, (*borrowed, *kept, *first), note)

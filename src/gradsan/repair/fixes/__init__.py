@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from gradsan.model import Diagnosis, Fix, Message
+from gradsan.repair.fixes import _blocks as blocks
 from gradsan.repair.fixes import (
     arguments,
     backwards,
@@ -44,6 +45,7 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     gradients.set_to_none,
     gradients.differentiate_base,
     copies.record_change,
+    copies.renew_data,
     copies.anew_for_context,
     states.state_in_module,
     copies.list_and_stack,
@@ -53,11 +55,9 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     steps.reorder_update,
     backwards.backward_first,
     graphs.recompute_forward,
-    graphs.detach_other_network,
     chains.backward_for_own,
     graphs.rebuild_in_loop,
     loops.step_after_loop,
-    graphs.sum_losses,
     arguments.not_reentrant,
     arguments.find_unused_parameters_in_ddp,
     arguments.disable_fused,
@@ -76,6 +76,7 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
 )
 
 
+_UNSURE = "fix.stays_or_follows"
 _RENEWING = frozenset({"detach_carried_state", "recompute_forward", "reset_state"})
 """Kinds after which no two backwards need to share a graph."""
 
@@ -118,10 +119,12 @@ def with_lines(diagnosis: Diagnosis) -> Diagnosis:
         first[fix.kind] if not fix.lines and fix.kind in first and first[fix.kind].lines not in known else fix
         for fix in diagnosis.fixes
     ]
-    if not any(fix.kind == "detach_other_network" for fix in fixes):
-        fixes = [*graphs.detach_what_others_train(diagnosis), *fixes]
     if fixes and fixes[0].meaning == "preserved":
         fixes.sort(key=lambda fix: not fix.lines or fix.meaning != "preserved")
+    if diagnosis.cause in blocks.STEPPED or any(fix.how_changed and fix.how_changed.key == _UNSURE for fix in fixes):
+        # Run again, it would draw other random numbers, or the target of a loss would move with the network.
+        has_lines = any(fix.lines for fix in fixes)
+        fixes.sort(key=lambda fix: has_lines and fix.kind == "recompute_forward" and not fix.lines)
     # With several steps in between, moving or repeating one of them does not fix the others.
     several = {chains.ALL_AT_ONCE, loops.ONCE} | ({loops.APART} if fixes and not fixes[0].lines else set())
     fixes.sort(key=lambda fix: fix.summary.key not in several)

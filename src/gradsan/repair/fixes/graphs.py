@@ -1,8 +1,4 @@
-"""Separate graphs: another network detached, losses summed, a forward run again.
-
-The usual shape: the generator steps, and the loss of the discriminator on ``fake`` still reaches back into the
-generator. ``discriminator(fake.detach())`` ends there. A run shows whether any gradient is lost by it.
-"""
+"""Separate graphs: a forward run again, in every round where it was run once."""
 
 from __future__ import annotations
 
@@ -17,79 +13,12 @@ from gradsan.source.change import Edit, changed_lines, edited, text_with
 from gradsan.source.identifiers import leaf_name, local_nodes
 from gradsan.source.kept import is_kept_here, kept_since
 from gradsan.source.rewrite.moving import is_whole_lines, names_read
-from gradsan.source.rewrite.renewing import constructs, run_again, run_again_for_next_round
-from gradsan.source.tree import SourceFile, header_nodes, indentation_of
-
-
-def detach_other_network(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """``.detach()`` on every variable computed before the step that a later loss is computed from."""
-    used = blocks.first(diagnosis, "used")
-    earlier = _updates(diagnosis)
-    if used is None or not earlier:
-        return ()
-    pairs = blocks.each_in_one_block(earlier, used)
-    if not pairs or any(pair[0].index >= pair[1].index for pair in pairs):
-        return ()
-    step, backward = min(pairs, key=lambda pair: pair[0].index)
-    saved = blocks.first(diagnosis, "saved")
-    first = None if saved is None else blocks.at_block(saved, step.block)
-    computed = _hanging_on(step.block[first or 0 : step.index])
-    losses = blocks.names_read([backward.statement])
-    lines: list[tuple[str, int, str]] = []
-    names: list[str] = []
-    for node in step.block[step.index + 1 : backward.index + 1]:
-        if not _computes(node) and node is not backward.statement:
-            continue
-        reads = [
-            one
-            for one in header_nodes(node)
-            if isinstance(one, ast.Name) and one.id in computed and _is_given(step, one, losses, backward.statement)
-        ]
-        edits = [Edit.after(step.source.span(one), ".detach()") for one in reads]
-        change = edited(step.source, edits, "detach")
-        if change is not None:
-            lines += changed_lines(step.source.file, change)
-            names += [one.id for one in reads]
-    if not lines:
-        return ()
-    shown = ", ".join(dict.fromkeys(names))
-    return (blocks.fix("detach_other_network", tuple(lines), name=shown),)
-
-
-def detach_what_others_train(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """``detach_other_network`` where the source shows that it is meant, so that no run is needed to advise it.
-
-    The optimizer that steps after the later backward was given a network that takes the value, and none that computed
-    it.
-    """
-    found, used = detach_other_network(diagnosis), blocks.first(diagnosis, "used")
-    place = None if used is None or not found else next(blocks.placements(used), None)
-    optimizer = None if place is None else blocks.next_optimizer(place)
-    if place is None or optimizer is None:
-        return ()
-    nodes = place.source.nodes
-    bound = [one for one in nodes if isinstance(one, ast.Assign) and isinstance(one.value, ast.Call)]
-    trained = {
-        text for one in bound if place.source.text(one.targets[0]) == optimizer for text in _given_parameters(one)
-    }
-    changed = {line for fix in found for _, line, _ in fix.lines}
-    names = {name for fix in found for name in str(fix.summary.values["name"]).split(", ")}
-    makers = [one.value for one in bound if blocks.names_bound(one) & names]
-    calls = [one for one in nodes if isinstance(one, ast.Call) and one.lineno in changed]
-    takers = [one for one in calls if blocks.names_read(one.args) & names]
-
-    def is_trained(call: ast.AST) -> bool:
-        callee = ast.unparse(call.func) if isinstance(call, ast.Call) else ""
-        return any(f"{callee}.".startswith(f"{one}.") for one in trained)
-
-    is_meant = bool(makers) and not any(map(is_trained, makers)) and any(map(is_trained, takers))
-    return found if is_meant else ()
-
-
-def _given_parameters(made: ast.Assign) -> set[str]:
-    """The networks of an optimizer: ``net`` of ``Adam(net.parameters())``."""
-    calls = (one for one in ast.walk(made.value) if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute))
-    return {ast.unparse(one.func.value) for one in calls if leaf_name(one.func) == "parameters"}  # type: ignore[attr-defined]
+from gradsan.source.rewrite.renewing import (
+    constructs,
+    run_again,
+    run_again_for_next_round,
+)
+from gradsan.source.tree import SourceFile, indentation_of
 
 
 def _updates(diagnosis: Diagnosis) -> tuple[Label, ...]:
@@ -98,67 +27,6 @@ def _updates(diagnosis: Diagnosis) -> tuple[Label, ...]:
         return blocks.labels(diagnosis, "written")
     is_updated = any(one.message.key == "label.updated_between" for one in blocks.labels(diagnosis, "note"))
     return blocks.labels(diagnosis, "freed") if diagnosis.cause == blocks.SHARED and is_updated else ()
-
-
-def _hanging_on(statements: list[ast.stmt]) -> set[str]:
-    """The names that the first of ``statements`` binds, and those that the others compute from them."""
-    names: set[str] = set()
-    for position, node in enumerate(statements):
-        if _computes(node) and (position == 0 or blocks.names_read([node]) & names):
-            names |= blocks.names_bound(node)
-    return names
-
-
-def _computes(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Assign | ast.AnnAssign) and any(isinstance(one, ast.Call) for one in ast.walk(node))
-
-
-def _is_given(place: blocks.Placed, name: ast.Name, losses: set[str], backward: ast.stmt) -> bool:
-    """Whether the name is an argument of an apparent network, alone or in a list: ``fake`` of ``critic(fake).mean()``.
-
-    Operands of a whole loss (``loss = criterion(scores, ones)``) do not count: detached there, it has no graph.
-    """
-    parent, field = place.source.parents[name]
-    while isinstance(parent, ast.List | ast.Tuple):
-        parent, field = place.source.parents[parent]
-    statement = place.source.parents.get(parent, (None, ""))[0]
-    is_loss = isinstance(statement, ast.Assign | ast.AnnAssign) and bool(blocks.names_bound(statement) & losses)
-    return isinstance(parent, ast.Call) and field == "args" and not is_loss and statement is not backward
-
-
-def sum_losses(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """Remove the earlier backward, and start the later one from the sum of both losses."""
-    used = blocks.first(diagnosis, "used")
-    freed = blocks.first(diagnosis, "freed")
-    if used is None or freed is None:
-        return ()
-    pair = blocks.in_one_block(freed, used)
-    if pair is None or pair[0].index >= pair[1].index:
-        return ()
-    first, second = pair
-    source = first.source
-    calls = [blocks.method_call(place.statement, "backward") for place in pair]
-    if not all(is_whole_lines(source, place.statement) for place in pair):
-        return ()
-    losses = []
-    for call in calls:
-        if call is None or call.args or any(one.arg not in ("retain_graph",) for one in call.keywords):
-            return ()
-        assert isinstance(call.func, ast.Attribute)
-        losses.append(source.text(call.func.value))
-    between = first.block[first.index + 1 : second.index]
-    if any(blocks.method_call(node, "step") or blocks.method_call(node, "zero_grad") for node in between):
-        return ()
-    span = source.span(second.statement)
-    indent = source.indent(span)
-    keeps = calls[1] is not None and any(one.arg == "retain_graph" for one in calls[1].keywords)
-    argument = "retain_graph=True" if keeps else ""
-    changes = {
-        **blocks.removed(source, first.statement),
-        **dict.fromkeys(range(span.line, span.end_line + 1), ""),
-        span.line: f"{indent}({losses[0]} + {losses[1]}).backward({argument})",
-    }
-    return (blocks.fix("sum_losses", blocks.lines_changed(source, changes)),)
 
 
 _OTHER_UPDATES = frozenset({"input_changed_between_passes", "statistics_updated"})
@@ -258,11 +126,11 @@ def _put_into(
     # The iterable of a ``for`` is evaluated before its first iteration.
     read = [*loop.body, loop.test] if isinstance(loop, ast.While) else loop.body
     moving = _depending(between, blocks.names_read(read))
-    if not moving or not all(isinstance(node, ast.Assign) and is_whole_lines(source, node) for node in moving):
+    if not moving or not all(_bound(node) and is_whole_lines(source, node) for node in moving):
         return None
     if any(constructs(source, node) for node in moving):
         return None
-    bound = set().union(*(blocks.names_bound(node) for node in moving))
+    bound = set().union(*map(_bound, moving))
     body = source.span(_first_after_docstring(loop))
     indent = source.indent(body)
     text = "\n".join(textwrap.indent(textwrap.dedent(blocks.text_of(source, node)), indent) for node in moving)
@@ -288,14 +156,23 @@ def _depending(between: list[ast.stmt], wanted: set[str]) -> list[ast.stmt]:
     for position, node in enumerate(between):
         if position == 0 or blocks.names_read([node]) & tainted:
             hanging.append(node)
-            tainted |= blocks.names_bound(node)
+            tainted |= _bound(node)
     needed = set(wanted)
     chosen: list[ast.stmt] = []
     for node in reversed(hanging):
-        if blocks.names_bound(node) & needed:
+        if _bound(node) & needed:
             chosen.append(node)
             needed |= blocks.names_read([node])
     return chosen[::-1]
+
+
+def _bound(node: ast.stmt) -> set[str]:
+    """The names that an assignment binds; of ``main.set_weights(hyper(z))``, the object whose method is called."""
+    call = node.value if isinstance(node, ast.Expr) else None
+    method = call.func if isinstance(call, ast.Call) else None
+    if isinstance(method, ast.Attribute) and isinstance(method.value, ast.Name):
+        return {method.value.id}
+    return blocks.names_bound(node) if isinstance(node, ast.Assign) else set()
 
 
 _MOST_STORED = 3

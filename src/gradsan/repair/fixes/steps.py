@@ -44,15 +44,17 @@ def reorder_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     away = {line: text for node in steps for line, text in blocks.removed(source, node).items()}
     span = source.span(backward)
     last = source.lines[span.end_line - 1]
-    found = [blocks.fix("reorder_step", blocks.lines_changed(source, {**away, span.end_line: f"{last}\n{moved}"}))]
+    plain = blocks.fix("reorder_step", blocks.lines_changed(source, {**away, span.end_line: f"{last}\n{moved}"}))
+    found: list[Fix] = []
     optimizer = blocks.next_optimizer(place, steps)
     apart = None if optimizer is None else blocks.with_inputs(source, backward, optimizer)
     if apart is not None:
         texts = {**away, span.line: f"{apart}\n{moved}"}
         texts.update(dict.fromkeys(range(span.line + 1, span.end_line + 1), ""))
         found.append(blocks.fix("reorder_step", blocks.lines_changed(source, texts), "reorder_step_apart"))
-    found += _with_kept_gradients(place, list(steps), used)
-    return tuple(found)
+    kept = _with_kept_gradients(place, list(steps), used)
+    # The plain one gives the first optimizer the gradients of the later backward, too.
+    return (*found, *kept, plain) if found else (plain, *kept)
 
 
 def _later_call_first(written: tuple[Label, ...], used: Label) -> tuple[Fix, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from itertools import pairwise
 
 from gradsan.heuristics import class_names
 from gradsan.model import Frame, Lines
@@ -25,7 +26,7 @@ def run_again(
 
     First the assignments from the save on that depend on its values: inputs and random numbers drawn before
     are kept. Then all assignments of the block. All are stacks of the user's frames, outermost first. Empty
-    where the writes and the backward are not in one block, in this order.
+    where the writes and the backward are not in one block, in this order, or where random numbers would be drawn again.
     """
     place = _behind_writes(written, used)
     if place is None:
@@ -35,12 +36,17 @@ def run_again(
         return []
     starts = [] if saved is None else [block.index(node) for _, other, node in blocks_around(saved) if other is block]
     found: list[Lines] = []
+    if starts:
+        # What else was computed by the updated networks on the way to the value that was met first.
+        networks = _networks_of(source, source.text(block[last]).removesuffix(".step()"))
+        before = (at for at, node in enumerate(block[: starts[0]]) if _runs_one_of(node, networks))
+        starts = [next(before, starts[0])]
     for first, only_dependent in ((starts[0] if starts else None, True), (0, False)):
         if first is None or first >= last:
             continue
         between = block[first:last]
         again = _slice(source, between, block[last + 1 : backward + 1], only_dependent)
-        if not again:
+        if not again or _draws(again, saved or ()):
             continue
         spans = [source.span(node) for node in again]
         copies = [line for span in spans for line in source.lines[span.line - 1 : span.end_line]]
@@ -49,6 +55,38 @@ def run_again(
         if lines not in found:
             found.append(lines)
     return found
+
+
+def _networks_of(source: SourceFile, optimizer: str) -> set[str]:
+    """The networks that an optimizer was given: ``net`` of ``Adam(net.parameters())``."""
+    made = [one for one in source.nodes if isinstance(one, ast.Assign) and source.text(one.targets[0]) == optimizer]
+    calls = (part.func for one in made for part in ast.walk(one.value) if isinstance(part, ast.Call))
+    return {ast.unparse(one.value) for one in calls if isinstance(one, ast.Attribute) and one.attr == "parameters"}
+
+
+def _runs_one_of(node: ast.stmt, networks: set[str]) -> bool:
+    """Whether an assignment calls one of the networks, a part of one or its method."""
+    calls = [one for one in ast.walk(node) if isinstance(one, ast.Call)] if isinstance(node, ast.Assign) else []
+    return any(f"{ast.unparse(call.func)}.".startswith(f"{one}.") for call in calls for one in networks)
+
+
+_DRAWING = frozenset(
+    {
+        *("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "multinomial", "poisson"),
+        *("normal", "normal_", "uniform", "uniform_", "bernoulli", "bernoulli_", "random_", "exponential_"),
+        *("sample", "rsample", "choice", "next"),
+    }
+)
+
+
+def _draws(again: list[ast.stmt], saved: Sequence[Frame]) -> bool:
+    """Whether the statements draw random numbers or a batch, or their functions on the stack ``saved`` do."""
+    nodes: list[ast.AST] = [part for one in again for part in ast.walk(one)]
+    for above, below in pairwise(saved):
+        at, inner = statement_at(above), statement_at(below)
+        if at is not None and inner is not None and inner.function is not None and at.node in nodes:
+            nodes += ast.walk(inner.function)
+    return any(isinstance(one, ast.Call) and leaf_name(one.func) in _DRAWING for one in nodes)
 
 
 def run_again_for_next_round(
