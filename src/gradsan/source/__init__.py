@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gradsan.source.collected import *
     from gradsan.source.cut_scopes import *
     from gradsan.source.cuts import *
+    from gradsan.source.flow import *
     from gradsan.source.gradients import *
     from gradsan.source.identifiers import *
     from gradsan.source.joined import *
@@ -52,6 +53,7 @@ _NAMES = {
     "collected": "detach_collected forget_collected",
     "cut_scopes": "context_around",
     "cuts": "Cut Live find_cuts grad_switched_off takes_cut",
+    "flow": "runs_more_often",
     "gradients": "clears_each_part graph_for_gradient kept_gradient makes_discrete reads_gradients",
     "identifiers": "assigned_names consumed_names dropped_update",
     "kept": (
@@ -83,7 +85,7 @@ _NAMES = {
     "rounds": (
         "backward_of_sum clears_between detach_after detach_after_round enter_each_round enter_once_more "
         "frames_between in_one_loop in_same_function in_same_loops is_item_of_loop is_read_afterwards is_read_between "
-        "keep_graph reads_what_it_binds runs_more_often shape_bound_at walked_over"
+        "keep_graph reads_what_it_binds shape_bound_at walked_over"
     ),
     "targets": (
         "Operation assigned_data mixed_operand operand_expressions operation_at own_difference target_and_operand "

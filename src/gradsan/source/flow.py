@@ -82,6 +82,16 @@ def is_still_argument(body: list[ast.stmt], at: ast.stmt, name: str, passed: fro
     return True
 
 
+def runs_more_often(bound_at: Frame, used_at: Frame) -> bool:
+    """Whether a loop may run the statement at ``bound_at`` several times before that at ``used_at``; True in doubt."""
+    bound, used = statement_at(bound_at), statement_at(used_at)
+    if bound is None or used is None or any(loop not in used.loops for loop in bound.loops):
+        return True
+    around = {one for one, _ in bound.source.ancestors(bound.node)}
+    conditions = {one for one, _ in used.source.ancestors(used.node) if isinstance(one, ast.If)}
+    return bool(bound.loops) and not conditions <= around
+
+
 class _Interpreter:
     def __init__(self, at: ast.stmt) -> None:
         self.at = at

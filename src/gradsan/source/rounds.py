@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from gradsan.model import Frame, Lines
 from gradsan.source.change import Change, Edit, add_keyword, apply_change, edited, insert_after, insert_before
+from gradsan.source.flow import runs_more_often
 from gradsan.source.identifiers import (
     ADDING_METHODS,
     assigned_names,
@@ -133,16 +134,6 @@ def is_read_between(name: str, bound_at: Frame, used_at: Frame) -> bool:
         statement is None or any(read.replace("[", ".").split(".")[0] == name for read in consumed_names(statement))
         for statement in statements
     )
-
-
-def runs_more_often(bound_at: Frame, used_at: Frame) -> bool:
-    """Whether a loop may run the statement at ``bound_at`` several times before that at ``used_at``; True in doubt."""
-    bound, used = statement_at(bound_at), statement_at(used_at)
-    if bound is None or used is None or any(loop not in used.loops for loop in bound.loops):
-        return True
-    around = {one for one, _ in bound.source.ancestors(bound.node)}
-    conditions = {one for one, _ in used.source.ancestors(used.node) if isinstance(one, ast.If)}
-    return bool(bound.loops) and not conditions <= around
 
 
 def detach_after_round(frames: Sequence[Frame], carried: Mapping[str, Shape]) -> Change | None:
