@@ -34,18 +34,16 @@ def run_again(
     source, block, last, backward = place
     if not is_whole_lines(source, block[last]):
         return []
-    starts = [] if saved is None else [block.index(node) for _, other, node in blocks_around(saved) if other is block]
-    found: list[Lines] = []
-    if starts:
-        # What else was computed by the updated networks on the way to the value that was met first.
+    roots = [] if saved is None else [node for _, other, node in blocks_around(saved) if other is block][:1]
+    if roots:
+        # What else was computed by the updated networks on the way to the loss.
         networks = _networks_of(source, source.text(block[last]).removesuffix(".step()"))
-        before = (at for at, node in enumerate(block[: starts[0]]) if _runs_one_of(node, networks))
-        starts = [next(before, starts[0])]
-    for first, only_dependent in ((starts[0] if starts else None, True), (0, False)):
-        if first is None or first >= last:
+        roots += [node for node in block[:last] if _runs_one_of(node, networks)]
+    found: list[Lines] = []
+    for first, only_from in ((min(map(block.index, roots), default=last), set(roots)), (0, None)):
+        if first >= last:
             continue
-        between = block[first:last]
-        again = _slice(source, between, block[last + 1 : backward + 1], only_dependent)
+        again = _slice(source, block[first:last], block[last + 1 : backward + 1], only_from)
         if not again or _draws(again, saved or ()):
             continue
         spans = [source.span(node) for node in again]
@@ -113,7 +111,7 @@ def run_again_for_next_round(
         between = block[starts[0] : last]
         computed = set().union(*(names_bound([node]) for node in between)) & carried
         taken = [node for node in block[last + 1 :] if names_read([node]) & computed and names_bound([node])]
-        again = _slice(source, between, taken, True) if taken else []
+        again = _slice(source, between, taken, set(between[:1])) if taken else []
         if not again:
             return []
         copies = [line for one in map(source.span, again) for line in source.lines[one.line - 1 : one.end_line]]
@@ -174,11 +172,14 @@ def _behind_writes(
     return max(found, key=lambda one: one[2]) if found else None
 
 
-def _slice(source: SourceFile, between: list[ast.stmt], after: list[ast.stmt], only_dependent: bool) -> list[ast.stmt]:
+def _slice(
+    source: SourceFile, between: list[ast.stmt], after: list[ast.stmt], only_from: set[ast.stmt] | None
+) -> list[ast.stmt]:
+    """The assignments that ``after`` depends on; of these only ``only_from`` and what depends on them, if given."""
     hanging: set[ast.stmt] = set()
     tainted: set[str] = set()
-    for position, node in enumerate(between):
-        if position == 0 or names_read([node]) & tainted:
+    for node in between:
+        if only_from is None or node in only_from or names_read([node]) & tainted:
             hanging.add(node)
             tainted |= names_bound([node])
     needed = names_read(after)
@@ -189,7 +190,7 @@ def _slice(source: SourceFile, between: list[ast.stmt], after: list[ast.stmt], o
             needed |= names_read([node]) - {one.arg for one in ast.walk(node) if isinstance(one, ast.arg)}
             continue
         bound = names_bound([node])
-        if not bound & needed or (only_dependent and node not in hanging) or constructs(source, node):
+        if not bound & needed or node not in hanging or constructs(source, node):
             continue
         if not isinstance(node, ast.Assign | ast.AnnAssign) or not is_whole_lines(source, node):
             return []
