@@ -374,7 +374,11 @@ def _is_read(name: str, node: ast.Assign, loop: ast.For | ast.AsyncFor, scope: a
         if is_own or name in {leaf_name(part) for at in targets for part in ast.walk(at)}:
             apart.update(() if loop in (within := set(ast.walk(one))) else within)
     reads = [one for one in nodes if isinstance(one, ast.Name) and one.id == name and isinstance(one.ctx, ast.Load)]
-    return any(one not in apart and one.lineno >= node.lineno for one in reads) or apart.isdisjoint(reads)
+    # An outer loop reads in its next iteration what the last one has bound.
+    around = [one for one in nodes if isinstance(one, ast.For | ast.AsyncFor | ast.While) and loop in ast.walk(one)]
+    again = {part for one in around if one is not loop for part in ast.walk(one)} - inside
+    later = (one for one in reads if one.lineno >= node.lineno or one in again)
+    return not apart.issuperset(later) or apart.isdisjoint(reads)
 
 
 _BINDERS = (ast.For, ast.AsyncFor, ast.comprehension)

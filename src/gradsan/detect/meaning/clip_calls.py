@@ -38,8 +38,8 @@ class Clearing(NamedTuple):
 class Clip(NamedTuple):
     """A call that clips: clock, stack, the leaves by ``id``, their memory and that of their gradients.
 
-    ``is_filled`` says whether any gradient was nonzero, ``bounds`` whether ``bound`` is one, ``is_run_out``
-    whether an exhausted generator was given.
+    ``is_filled`` says whether any gradient was nonzero, ``bounds`` whether its bound is one, ``is_run_out``
+    whether an exhausted generator was given. ``bound`` is the bound where it is a number.
     """
 
     clock: int
@@ -51,7 +51,7 @@ class Clip(NamedTuple):
     is_filled: bool
     bounds: bool
     is_run_out: bool
-    bound: Any
+    bound: float | None
 
 
 class ClipCalls:
@@ -123,7 +123,8 @@ class ClipCalls:
         is_filled = any(_torch.numbers_of([one.any() for one in grads])) if grads and is_asked else bool(grads)
         is_bound = not isinstance(bound, int | float) or (math.isfinite(bound) and bound < _MEASURES)
         short = "clip_grad_value_" if "value" in name else "clip_grad_norm_"
+        number = bound if isinstance(bound, int | float) else None
         ids = frozenset(map(id, leaves))
         self.clips.append(
-            Clip(self._core.tick(), stack, short, ids, storages, of_grads, is_filled, is_bound, is_run_out, bound)
+            Clip(self._core.tick(), stack, short, ids, storages, of_grads, is_filled, is_bound, is_run_out, number)
         )

@@ -290,8 +290,7 @@ class SpentGradients(RoundDetector):
     def _is_scaled(self, clip: Clip) -> bool:
         """Whether a bound is one for plain gradients: the scale that is divided out later is not in it."""
         scaler = next((one() for clock, one in self._calls_of_program.unscaled if clock > clip.clock), None)
-        is_number = isinstance(clip.bound, int | float)
-        return scaler is not None and is_number and bool(clip.bound * _LARGE < scaler.get_scale())
+        return scaler is not None and clip.bound is not None and bool(clip.bound * _LARGE < scaler.get_scale())
 
     def _is_of_others(self, clip: Clip, clips: list[Clip], steps: list[StepRecord]) -> bool:
         """Whether a clip got parameters without gradients that no optimizer has, and none got those of the steps."""
