@@ -6,7 +6,7 @@
  *
  * Two things are not of the public API. 3.11 and 3.12 make an object for every frame that somebody asks for, so there the
  * frames are read where the interpreter keeps them; where the header is not installed, the public way is taken. And until
- * 3.13 the interpreter is told to keep signals until gradsan's own code has run; without the header it does not.
+ * 3.13 gradsan has the interpreter keep signals until its own code has run; without the header it does not.
  */
 #define PY_SSIZE_T_CLEAN
 #include <patchlevel.h>
@@ -53,8 +53,10 @@
 
 #include "native/torch.h"
 #include "native/logs.h"
+#include "native/own_code.h"
 #include "native/core.h"
 #include "native/writers.h"
+#include "native/indexing.h"
 #include "native/nonfinite.h"
 #include "native/engine.h"
 #include "native/lent.h"

@@ -177,10 +177,10 @@ static int close_raised_steps(Core *core, Stack *from)
     return 0;
 }
 
-/* Calls `told` with the optimizer of a step; returns None, unless it raises. */
-static PyObject *tell_step(Core *core, PyObject *told, PyObject *optimizer)
+/* Calls `listener` with the optimizer of a step; returns None, unless it raises. */
+static PyObject *notify_step(Core *core, PyObject *listener, PyObject *optimizer)
 {
-    if (!is_set(told))
+    if (!is_set(listener))
         Py_RETURN_NONE;
     PyObject *number = PyLong_FromVoidPtr(optimizer);
     int known = number == NULL ? -1 : PySet_Contains(core->settled, number);
@@ -189,7 +189,7 @@ static PyObject *tell_step(Core *core, PyObject *told, PyObject *optimizer)
         return NULL;
     if (known > 0)
         Py_RETURN_NONE;
-    PyObject *done = call_held(told, "(O)", optimizer);
+    PyObject *done = call_held(listener, "(O)", optimizer);
     if (done == NULL)
         return NULL;
     Py_DECREF(done);
@@ -203,7 +203,7 @@ static PyObject *Core_step_begin(Core *self, PyObject *const *args, Py_ssize_t c
     long long clock = ++self->clock;
     if (open_step(self, args[0], 1) < 0 || (log_step(self, args[0], 1, clock) < 0 && forgive(self) < 0))
         return NULL;
-    return tell_step(self, self->on_step_begin, args[0]);
+    return notify_step(self, self->on_step_begin, args[0]);
 }
 
 static PyObject *Core_step_end(Core *self, PyObject *const *args, Py_ssize_t count)
@@ -216,7 +216,7 @@ static PyObject *Core_step_end(Core *self, PyObject *const *args, Py_ssize_t cou
     long long clock = ++self->clock;
     if (log_step(self, args[0], 0, clock) < 0 && forgive(self) < 0)
         return NULL;
-    return tell_step(self, self->on_step_end, args[0]);
+    return notify_step(self, self->on_step_end, args[0]);
 }
 
 /* Replaces the function by which backward and grad enter the engine; without a Python frame of its own, so that the
@@ -350,21 +350,21 @@ static int count_round(Core *core, PyObject *record)
     long long rounds = ++((Stack *)PyTuple_GET_ITEM(record, 1))->rounds;
     if ((rounds & (rounds - 1)) != 0 || !is_set(core->on_round))
         return 0;
-    PyObject *told = call_held(core->on_round, "(OL)", record, rounds);
-    Py_XDECREF(told);
-    return told == NULL ? -1 : 1;
+    PyObject *returned = call_held(core->on_round, "(OL)", record, rounds);
+    Py_XDECREF(returned);
+    return returned == NULL ? -1 : 1;
 }
 
 /* Calls `on_failure` with the current exception, which stays set unless the callback raises anything but an Exception. */
-static void tell_failure(Core *core, PyObject *record)
+static void notify_failure(Core *core, PyObject *record)
 {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     PyErr_NormalizeException(&type, &value, &traceback);
     if (traceback != NULL)
         PyException_SetTraceback(value, traceback);
-    PyObject *told = call_held(core->on_failure, "(OO)", record, value);
-    if (told == NULL && forgive(core) < 0) {
+    PyObject *returned = call_held(core->on_failure, "(OO)", record, value);
+    if (returned == NULL && forgive(core) < 0) {
         PyObject *new_type, *new_value, *new_traceback;
         PyErr_Fetch(&new_type, &new_value, &new_traceback);
         PyErr_NormalizeException(&new_type, &new_value, &new_traceback);
@@ -374,7 +374,7 @@ static void tell_failure(Core *core, PyObject *record)
         PyErr_Restore(new_type, new_value, new_traceback);
         return;
     }
-    Py_XDECREF(told);
+    Py_XDECREF(returned);
     PyErr_Restore(type, value, traceback);
 }
 
@@ -393,7 +393,7 @@ static void forget_record(Core *core, PyObject *record)
 }
 
 /* Calls `on_enter` with the record, and the engine's arguments after the outputs. */
-static int tell_entry(Core *core, PyObject *record, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+static int notify_entry(Core *core, PyObject *record, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
     PyObject *rest = PyTuple_New(count - 1), *named = PyDict_New();
     int failed = rest == NULL || named == NULL;
@@ -403,9 +403,9 @@ static int tell_entry(Core *core, PyObject *record, PyObject *const *args, Py_ss
     for (Py_ssize_t i = 0; !failed && i < names; i++)
         failed = PyDict_SetItem(named, PyTuple_GET_ITEM(keywords, i), args[count + i]) < 0;
     if (!failed) {
-        PyObject *told = call_held(core->on_enter, "(OOO)", record, rest, named);
-        failed = told == NULL;
-        Py_XDECREF(told);
+        PyObject *returned = call_held(core->on_enter, "(OOO)", record, rest, named);
+        failed = returned == NULL;
+        Py_XDECREF(returned);
     }
     Py_XDECREF(rest);
     Py_XDECREF(named);
@@ -413,25 +413,25 @@ static int tell_entry(Core *core, PyObject *record, PyObject *const *args, Py_ss
 }
 
 /* Calls `on_nonfinite` with the record of a call whose outputs are not known to be finite. */
-static int tell_nonfinite(Core *core, PyObject *record)
+static int notify_nonfinite(Core *core, PyObject *record)
 {
     if (!is_set(core->on_nonfinite) || starts_finite(PyTuple_GET_ITEM(record, 3)))
         return 0;
-    PyObject *told = call_held(core->on_nonfinite, "(O)", record);
-    Py_XDECREF(told);
-    return told == NULL ? -1 : 0;
+    PyObject *returned = call_held(core->on_nonfinite, "(O)", record);
+    Py_XDECREF(returned);
+    return returned == NULL ? -1 : 0;
 }
 
 /* Calls `on_differentiable` or `on_gradients` with the record, the engine's inputs, and its result. */
-static int tell_gradients(PyObject *listener, PyObject *record, PyObject *const *args, Py_ssize_t count, PyObject *result)
+static int notify_gradients(PyObject *listener, PyObject *record, PyObject *const *args, Py_ssize_t count, PyObject *result)
 {
     PyObject *inputs = count > 4 ? Py_NewRef(args[4]) : PyTuple_New(0);
     if (inputs == NULL)
         return -1;
-    PyObject *told = call_held(listener, "(OOO)", record, inputs, result);
+    PyObject *returned = call_held(listener, "(OOO)", record, inputs, result);
     Py_DECREF(inputs);
-    Py_XDECREF(told);
-    return told == NULL ? -1 : 0;
+    Py_XDECREF(returned);
+    return returned == NULL ? -1 : 0;
 }
 
 static PyObject *Engine_vectorcall(PyObject *self, PyObject *const *args, size_t flagged_count, PyObject *keywords)
@@ -461,8 +461,8 @@ static PyObject *Engine_vectorcall(PyObject *self, PyObject *const *args, size_t
         int has_told = -1;
         remembered = remember_backward(core, record, clock, first);
         if ((remembered == 0 && forgive(core) < 0) || (has_told = count_round(core, record)) < 0 ||
-            tell_nonfinite(core, record) < 0 ||
-            (is_set(core->on_enter) && tell_entry(core, record, args, count, keywords) < 0)) {
+            notify_nonfinite(core, record) < 0 ||
+            (is_set(core->on_enter) && notify_entry(core, record, args, count, keywords) < 0)) {
             forget_record(core, record);
             return NULL;
         }
@@ -473,7 +473,7 @@ static PyObject *Engine_vectorcall(PyObject *self, PyObject *const *args, size_t
     PyObject *result = PyObject_Vectorcall(engine->original, args, flagged_count, keywords);
     if (result == NULL) {
         if (record != NULL && is_set(core->on_failure))
-            tell_failure(core, record);
+            notify_failure(core, record);
     } else {
         /* Nodes made by a backward that is itself differentiable. */
         long long end = sequence_here();
@@ -484,13 +484,13 @@ static PyObject *Engine_vectorcall(PyObject *self, PyObject *const *args, size_t
         PyObject *listener = has_graph ? core->on_differentiable : core->on_gradients;
         if (result != NULL && record != NULL && is_set(listener) &&
             (has_graph || PyTuple_GET_ITEM(record, 5) == Py_False) &&
-            tell_gradients(listener, record, args, count, result) < 0)
+            notify_gradients(listener, record, args, count, result) < 0)
             Py_CLEAR(result);
         if (result != NULL && record != NULL && is_set(core->on_leave)) {
-            PyObject *told = call_held(core->on_leave, "(O)", record);
-            if (told == NULL)
+            PyObject *returned = call_held(core->on_leave, "(O)", record);
+            if (returned == NULL)
                 Py_CLEAR(result);
-            Py_XDECREF(told);
+            Py_XDECREF(returned);
         }
     }
     if (record != NULL)
@@ -550,7 +550,7 @@ static PyObject *Core_engine(Core *self, PyObject *original)
     engine->dictionary = NULL;
     engine->core = (Core *)Py_NewRef((PyObject *)self);
     PyObject_GC_Track(engine);
-    PyObject *dressed = PyObject_CallFunctionObjArgs(torch.dress, engine, original, NULL);
+    PyObject *wrapper = PyObject_CallFunctionObjArgs(torch.dress, engine, original, NULL);
     Py_DECREF(engine);
-    return dressed;
+    return wrapper;
 }

@@ -1,4 +1,4 @@
-/* Wrappers of functions that write or make Nodes, and indexing. Part of _native.c, which includes it once: one unit to compile. */
+/* Wrappers of functions that write or make Nodes. Part of _native.c, which includes it once: one unit to compile. */
 
 /* ---- writers ---------------------------------------------------------------------------------------------------- */
 
@@ -160,10 +160,10 @@ static int forgive(Core *core)
 
 /* New reference: the result of `listener`, called with `first` (if not NULL), the positional and the named arguments of
  * a call, and then `result`. */
-static PyObject *answer_to_call(PyObject *listener, PyObject *first, PyObject *const *args, Py_ssize_t count,
+static PyObject *call_with_arguments(PyObject *listener, PyObject *first, PyObject *const *args, Py_ssize_t count,
                                 PyObject *keywords, PyObject *result)
 {
-    PyObject *given = PyTuple_New(count), *named = PyDict_New(), *told = NULL;
+    PyObject *given = PyTuple_New(count), *named = PyDict_New(), *returned = NULL;
     int failed = given == NULL || named == NULL;
     for (Py_ssize_t i = 0; !failed && i < count; i++)
         PyTuple_SET_ITEM(given, i, Py_NewRef(args[i]));
@@ -173,35 +173,35 @@ static PyObject *answer_to_call(PyObject *listener, PyObject *first, PyObject *c
         Py_INCREF(listener);
         PyObject *arguments =
             first == NULL ? PyTuple_Pack(2, given, named) : PyTuple_Pack(4, first, given, named, result);
-        told = arguments == NULL ? NULL : call_listener(listener, arguments);
+        returned = arguments == NULL ? NULL : call_listener(listener, arguments);
         Py_XDECREF(arguments);
         Py_DECREF(listener);
     }
     Py_XDECREF(given);
     Py_XDECREF(named);
-    return told;
+    return returned;
 }
 
-static int tell_call(PyObject *listener, PyObject *first, PyObject *const *args, Py_ssize_t count, PyObject *keywords,
+static int notify_call(PyObject *listener, PyObject *first, PyObject *const *args, Py_ssize_t count, PyObject *keywords,
                      PyObject *result)
 {
-    PyObject *told = answer_to_call(listener, first, args, count, keywords, result);
-    Py_XDECREF(told);
-    return told == NULL ? -1 : 0;
+    PyObject *returned = call_with_arguments(listener, first, args, count, keywords, result);
+    Py_XDECREF(returned);
+    return returned == NULL ? -1 : 0;
 }
 
 /* Calls `on_operator` with all arguments of a call of the operator args[0], unless it is known to write nothing. */
-static int tell_operator(Core *core, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+static int notify_operator(Core *core, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
     PyObject *number = PyLong_FromVoidPtr(args[0]);
     int is_quiet = number == NULL ? -1 : PySet_Contains(core->quiet_operators, number);
     Py_XDECREF(number);
-    return is_quiet != 0 ? is_quiet : tell_call(core->on_operator, NULL, args, count, keywords, NULL);
+    return is_quiet != 0 ? is_quiet : notify_call(core->on_operator, NULL, args, count, keywords, NULL);
 }
 
 /* Logs and reports the Nodes from number `first` on that a call has made, and that `holder` holds; -1: the exception
  * must reach the program. */
-static int tell_nodes(Core *core, long long first, PyObject *holder)
+static int notify_nodes(Core *core, long long first, PyObject *holder)
 {
     long long end = sequence_here();
     if (end == first)
@@ -209,16 +209,16 @@ static int tell_nodes(Core *core, long long first, PyObject *holder)
     if (log_nodes(core, first, end) < 0 && forgive(core) < 0)
         return -1;
     if ((end < core->quiet_from || end - core->quiet_from >= core->quiet_nodes) && is_set(core->on_quiet)) {
-        PyObject *told = call_held(core->on_quiet, "(L)", end);
-        if (told == NULL && forgive(core) < 0)
+        PyObject *returned = call_held(core->on_quiet, "(L)", end);
+        if (returned == NULL && forgive(core) < 0)
             return -1;
-        Py_XDECREF(told);
+        Py_XDECREF(returned);
     }
     if (is_set(core->on_nodes)) {
-        PyObject *told = call_held(core->on_nodes, "(OLL)", holder, first, end);
-        if (told == NULL && forgive(core) < 0)
+        PyObject *returned = call_held(core->on_nodes, "(OLL)", holder, first, end);
+        if (returned == NULL && forgive(core) < 0)
             return -1;
-        Py_XDECREF(told);
+        Py_XDECREF(returned);
     }
     return 0;
 }
@@ -249,14 +249,14 @@ static PyObject *target_of(Writer *writer, PyObject *const *args, Py_ssize_t cou
 }
 
 /* Calls `before_write` with the tensors about to be written; -1: the exception must reach the program. */
-static int tell_before(Writer *writer, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+static int notify_before(Writer *writer, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
     PyObject *target = target_of(writer, args, count, keywords);
     if (target == NULL)
         return 0;
-    PyObject *told = call_held(writer->core->before_write, "(O)", target);
-    Py_XDECREF(told);
-    return told == NULL ? forgive(writer->core) : 0;
+    PyObject *returned = call_held(writer->core->before_write, "(O)", target);
+    Py_XDECREF(returned);
+    return returned == NULL ? forgive(writer->core) : 0;
 }
 
 /* The call of a writer; through `bound`, if not NULL, which has the first argument bound. */
@@ -269,7 +269,7 @@ static PyObject *call_writer(Writer *writer, PyObject *bound, PyObject *const *a
     if (is_active < 0)
         return NULL;
     if (is_active && is_set(core->before_write) && !writer->is_plain && !writer->is_operator &&
-        tell_before(writer, args, count, keywords) < 0)
+        notify_before(writer, args, count, keywords) < 0)
         return NULL;
     long long first = is_active ? sequence_here() : 0;
     PyObject *result;
@@ -281,17 +281,17 @@ static PyObject *call_writer(Writer *writer, PyObject *bound, PyObject *const *a
         result = PyObject_Vectorcall(writer->original, args, flagged_count, keywords);
     if (result == NULL || !is_active || !core->active)
         return result;
-    if (tell_nodes(core, first, result == Py_None && count > 0 ? args[0] : result) < 0) {
+    if (notify_nodes(core, first, result == Py_None && count > 0 ? args[0] : result) < 0) {
         Py_DECREF(result);
         return NULL;
     }
-    if (is_set(core->on_result) && tell_call(core->on_result, writer->op, args, count, keywords, result) < 0 &&
+    if (is_set(core->on_result) && notify_call(core->on_result, writer->op, args, count, keywords, result) < 0 &&
         forgive(core) < 0) {
         Py_DECREF(result);
         return NULL;
     }
     if (writer->is_operator && count > 0 && is_set(core->on_operator) &&
-        tell_operator(core, args, count, keywords) < 0 && forgive(core) < 0) {
+        notify_operator(core, args, count, keywords) < 0 && forgive(core) < 0) {
         Py_DECREF(result);
         return NULL;
     }
@@ -318,16 +318,16 @@ static PyObject *call_between(Writer *listener, PyObject *bound, PyObject *const
     Core *core = listener->core;
     PyObject *noted = NULL;
     if (core->active && listener->before != NULL) {
-        noted = answer_to_call(listener->before, NULL, args, count, keywords, NULL);
+        noted = call_with_arguments(listener->before, NULL, args, count, keywords, NULL);
         if (noted == NULL && forgive(core) < 0)
             return NULL;
     } else if (core->active)
         noted = Py_NewRef(Py_None);
     PyObject *result = bound != NULL ? PyObject_Vectorcall(bound, args + 1, (size_t)count - 1, keywords)
                                      : PyObject_Vectorcall(listener->original, args, flagged_count, keywords);
-    int is_told = noted != NULL && (listener->before == NULL || noted != Py_None);
-    if (result != NULL && is_told && core->active && listener->after != NULL &&
-        tell_call(listener->after, noted, args, count, keywords, result) < 0 && forgive(core) < 0)
+    int has_answer = noted != NULL && (listener->before == NULL || noted != Py_None);
+    if (result != NULL && has_answer && core->active && listener->after != NULL &&
+        notify_call(listener->after, noted, args, count, keywords, result) < 0 && forgive(core) < 0)
         Py_CLEAR(result);
     Py_XDECREF(noted);
     return result;
@@ -360,27 +360,27 @@ static PyObject *Bound_vectorcall(PyObject *self, PyObject *const *args, size_t 
 
 /* Calls a relay's `before` with the argument: stores the argument for the hook and the note into `given` and `noted`,
  * returns 1 if `after` is to be called; or stores the final value into `result`, returns 0; -1 with an exception. */
-static int ask_relay(Writer *relay, PyObject **given, PyObject **noted, PyObject **result)
+static int call_relay_before(Writer *relay, PyObject **given, PyObject **noted, PyObject **result)
 {
     if (relay->before == NULL)
         return relay->core->active;
     PyObject *arguments = PyTuple_Pack(1, *given);
-    PyObject *told = arguments == NULL ? NULL : call_listener(relay->before, arguments);
+    PyObject *returned = arguments == NULL ? NULL : call_listener(relay->before, arguments);
     Py_XDECREF(arguments);
-    if (told == NULL)
+    if (returned == NULL)
         return -1;
-    int answer = told != Py_None;
-    if (answer && (!PyTuple_Check(told) || PyTuple_GET_SIZE(told) < 1 || PyTuple_GET_SIZE(told) > 2)) {
+    int answer = returned != Py_None;
+    if (answer && (!PyTuple_Check(returned) || PyTuple_GET_SIZE(returned) < 1 || PyTuple_GET_SIZE(returned) > 2)) {
         PyErr_SetString(PyExc_TypeError, "a relay was answered neither None nor a tuple of one or two");
         answer = -1;
-    } else if (answer && PyTuple_GET_SIZE(told) == 1) {
-        *result = Py_NewRef(PyTuple_GET_ITEM(told, 0));
+    } else if (answer && PyTuple_GET_SIZE(returned) == 1) {
+        *result = Py_NewRef(PyTuple_GET_ITEM(returned, 0));
         answer = 0;
     } else if (answer) {
-        Py_SETREF(*given, Py_NewRef(PyTuple_GET_ITEM(told, 0)));
-        Py_SETREF(*noted, Py_NewRef(PyTuple_GET_ITEM(told, 1)));
+        Py_SETREF(*given, Py_NewRef(PyTuple_GET_ITEM(returned, 0)));
+        Py_SETREF(*noted, Py_NewRef(PyTuple_GET_ITEM(returned, 1)));
     }
-    Py_DECREF(told);
+    Py_DECREF(returned);
     return answer;
 }
 
@@ -391,10 +391,10 @@ static PyObject *Relay_vectorcall(PyObject *self, PyObject *const *args, size_t 
     if (PyVectorcall_NARGS(flagged_count) != 1 || (keywords != NULL && PyTuple_GET_SIZE(keywords) > 0))
         return PyErr_Format(PyExc_TypeError, "a saved-tensor hook takes one argument");
     PyObject *given = Py_NewRef(args[0]), *noted = Py_NewRef(Py_None), *result = NULL;
-    int is_told = ask_relay(relay, &given, &noted, &result);
-    if (is_told >= 0 && result == NULL)
+    int has_answer = call_relay_before(relay, &given, &noted, &result);
+    if (has_answer >= 0 && result == NULL)
         result = PyObject_CallOneArg(relay->original, given);
-    if (is_told > 0 && result != NULL) {
+    if (has_answer > 0 && result != NULL) {
         PyObject *arguments = PyTuple_Pack(3, noted, given, result);
         Py_SETREF(result, arguments == NULL ? NULL : call_listener(relay->after, arguments));
         Py_XDECREF(arguments);
@@ -579,7 +579,7 @@ static PyObject *Writer_get(PyObject *self, PyObject *instance, PyObject *owner)
 }
 
 /* Tracks a new wrapper, and sets its attributes about its original. */
-static PyObject *dressed(Writer *writer)
+static PyObject *finished(Writer *writer)
 {
     PyObject_GC_Track(writer);
     writer->dictionary = PyObject_CallOneArg(torch.marks_of, writer->original);
@@ -604,7 +604,7 @@ static PyObject *Core_listener(Core *self, PyObject *const *args, Py_ssize_t cou
         return NULL;
     writer->before = given[1] == Py_None ? NULL : Py_NewRef(given[1]);
     writer->after = given[2] == Py_None ? NULL : Py_NewRef(given[2]);
-    return dressed(writer);
+    return finished(writer);
 }
 
 static PyObject *Core_relay(Core *self, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
@@ -618,7 +618,7 @@ static PyObject *Core_relay(Core *self, PyObject *const *args, Py_ssize_t count,
         return NULL;
     writer->before = given[1] == Py_None ? NULL : Py_NewRef(given[1]);
     writer->after = Py_NewRef(given[2]);
-    PyObject *relay = dressed(writer);
+    PyObject *relay = finished(writer);
     if (relay != NULL && PyDict_SetItemString(writer->dictionary, "_gradsan_relay", Py_True) < 0)
         Py_CLEAR(relay);
     return relay;
@@ -652,97 +652,5 @@ static PyObject *Core_writer(Core *self, PyObject *const *args, Py_ssize_t count
         PyUnicode_InternInPlace(&writer->keyword);
     }
     find_indexing(writer);
-    return dressed(writer);
-}
-
-/* ---- indexing --------------------------------------------------------------------------------------------------- */
-
-/* The C function behind `tensor[index]`, and the core that logs its calls; NULL while nobody watches. */
-static binaryfunc indexing_original;
-static Core *indexing_core;
-
-/* Calls `on_result` for an indexing; -1: the exception must reach the program. */
-static int tell_indexed(Core *core, PyObject *tensor, PyObject *key, PyObject *result)
-{
-    if (!is_set(core->on_result))
-        return 0;
-    PyObject *name = PyUnicode_InternFromString("__getitem__"), *args[] = {tensor, key};
-    int failed = name == NULL || tell_call(core->on_result, name, args, 2, NULL, result) < 0;
-    Py_XDECREF(name);
-    return failed ? forgive(core) : 0;
-}
-
-/* Replaces mp_subscript of torch.Tensor and of the classes that inherit it. Setting the attribute __getitem__ instead
- * would make every tensor a sequence (patches.py). */
-static PyObject *logged_subscript(PyObject *self, PyObject *key)
-{
-    if (indexing_core == NULL || !indexing_core->active)
-        return indexing_original(self, key);
-    /* The called code may switch watching off. */
-    Core *core = (Core *)Py_NewRef((PyObject *)indexing_core);
-    PyObject *result = NULL;
-    int is_active = is_logged(core);
-    if (is_active >= 0) {
-        long long first = is_active ? sequence_here() : 0;
-        result = indexing_original(self, key);
-        if (result != NULL && is_active && core->active &&
-            (tell_nodes(core, first, result) < 0 || tell_indexed(core, self, key, result) < 0))
-            Py_CLEAR(result);
-    }
-    Py_DECREF(core);
-    return result;
-}
-
-/* Replaces one function by another in mp_subscript of a type and of all its subclasses; -1 with an exception. */
-static int replace_subscript(PyTypeObject *type, binaryfunc from, binaryfunc to)
-{
-    if (type->tp_as_mapping != NULL && type->tp_as_mapping->mp_subscript == from &&
-        PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE))
-        type->tp_as_mapping->mp_subscript = to;
-    PyObject *below = PyObject_CallMethod((PyObject *)&PyType_Type, "__subclasses__", "O", type);
-    int done = below == NULL ? -1 : 0;
-    for (Py_ssize_t i = 0; done == 0 && i < PyList_GET_SIZE(below); i++)
-        if (PyType_Check(PyList_GET_ITEM(below, i)))
-            done = replace_subscript((PyTypeObject *)PyList_GET_ITEM(below, i), from, to);
-    Py_XDECREF(below);
-    return done;
-}
-
-/* The C function behind torch.Tensor.__getitem__, NULL if something else is there. */
-static binaryfunc find_subscript(void)
-{
-    PyObject *found = PyObject_GetAttrString((PyObject *)torch.tensor, "__getitem__");
-    PyWrapperDescrObject *wrapper = (PyWrapperDescrObject *)found;
-    binaryfunc subscript = NULL;
-    if (found == NULL)
-        PyErr_Clear();
-    else if (Py_IS_TYPE(found, &PyWrapperDescr_Type) && PyType_IsSubtype(torch.tensor, PyDescr_TYPE(wrapper))) {
-        PyMappingMethods *mapping = PyDescr_TYPE(wrapper)->tp_as_mapping;
-        if (mapping != NULL && (void *)mapping->mp_subscript == wrapper->d_wrapped)
-            subscript = mapping->mp_subscript;
-    }
-    Py_XDECREF(found);
-    return subscript;
-}
-
-static PyObject *Core_watch_indexing(Core *self, PyObject *given)
-{
-    int wanted = PyObject_IsTrue(given);
-    if (wanted < 0)
-        return NULL;
-    if (wanted && indexing_core == NULL) {
-        if (indexing_original == NULL)
-            indexing_original = find_subscript();
-        if (indexing_original == NULL)
-            Py_RETURN_NONE;
-        indexing_core = (Core *)Py_NewRef((PyObject *)self);
-        if (replace_subscript(torch.tensor, indexing_original, logged_subscript) < 0)
-            return NULL;
-    } else if (!wanted && indexing_core == self) {
-        indexing_core = NULL;
-        Py_DECREF(self);
-        if (replace_subscript(torch.tensor, logged_subscript, indexing_original) < 0)
-            return NULL;
-    }
-    Py_RETURN_NONE;
+    return finished(writer);
 }
