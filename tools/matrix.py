@@ -39,7 +39,7 @@ class Part(NamedTuple):
 
 # The pages say what each is, in both languages.
 PARTS = (
-    Part("self-check", ("tests/capture/test_self_check.py", "tests/capture/test_saved.py")),
+    Part("self-check", ("tests/graph/test_self_check.py", "tests/graph/test_saved.py")),
     Part(
         "programs",
         (
@@ -48,10 +48,10 @@ PARTS = (
             "-k=test_case or gets_its_diagnosis and gan",
         ),
     ),
-    Part("types", ("tests/capture/test_type_slots.py",)),
+    Part("types", ("tests/record/test_type_slots.py",)),
     Part(
         "modes",
-        ("tests/capture/test_deep.py", "tests/capture/test_heal.py", "tests/capture/test_hooked_programs.py"),
+        ("tests/originals/test_deep.py", "tests/originals/test_heal.py", "tests/detect/test_hooked_programs.py"),
     ),
     Part("bits", ("tests/test_transparency.py",)),
     Part("quiet", ("tests/silent", "tests/transparency", "-k=quiet or right_programs")),

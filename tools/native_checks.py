@@ -26,7 +26,7 @@ SANITIZERS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-
 REPORT = re.compile(
     r"ERROR: (Address|Leak)Sanitizer|runtime error: |Fatal Python error|Debug memory block|_Py_NegativeRefcount"
 )
-FAILING = ROOT / "tests" / "capture" / "native"
+FAILING = ROOT / "tests" / "record" / "native"
 EXAMPLES = ("gan", "image_classifier", "leaf_update", "rnn_sequence")
 """Those that import no library beside torch and end within seconds."""
 
@@ -77,7 +77,7 @@ def sanitized() -> dict[str, str]:
     """The environment of a Python whose every allocation the sanitizer sees."""
     return {
         "LD_PRELOAD": " ".join(map(runtime, ("libasan.so", "libubsan.so"))),
-        # Python keeps much until the process ends; what the core keeps is counted by tests/capture/test_native_load.py.
+        # Python keeps much until the process ends; what the core keeps is counted by tests/record/test_native_load.py.
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0:exitcode=99",
         "UBSAN_OPTIONS": "print_stacktrace=1:exitcode=99",
         "PYTHONMALLOC": "malloc",
@@ -87,21 +87,21 @@ def sanitized() -> dict[str, str]:
 
 def steps(programs: int, jobs: int = 2) -> dict[str, tuple[dict[str, str], list[list[str]]]]:
     """By name: what the environment has besides, and the commands, as words after ``python``."""
-    core_tests = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "capture").glob("test_core*.py"))
+    core_tests = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "record").glob("test_core*.py"))
     # Sanitizers keep what is freed for a while, so memory is not counted under them; the tests' limits are not theirs.
     pytest = ["-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "timeout=0"]
     pytest += ["-o", "faulthandler_timeout=0"]
     scripts = [f"examples/{one}/{script}.py" for one in EXAMPLES for script in ("train", "fixed")]
     examples = [["-m", "gradsan", "run", script] for script in scripts]
-    memory = "tests/capture/test_native_load.py"
+    memory = "tests/record/test_native_load.py"
     plain = {"PYTHONPATH": str(PLAIN)}
     debug = {**plain, "PYTHONMALLOC": "debug", "PYTHONFAULTHANDLER": "1"}
     return {
         "tests": (sanitized(), [[*pytest, *core_tests, "-k", "not million and not leave_nothing_behind"]]),
         "examples": (sanitized(), examples),
         "fuzz": (sanitized(), [["benchmarks/fuzz.py", "--programs", str(programs), "--jobs", str(jobs)]]),
-        "failing": (sanitized(), [["tests/capture/native/failing_calls.py"]]),
-        "debug": (debug, [[*pytest, *core_tests], ["tests/capture/native/failing_calls.py"]]),
+        "failing": (sanitized(), [["tests/record/native/failing_calls.py"]]),
+        "debug": (debug, [[*pytest, *core_tests], ["tests/record/native/failing_calls.py"]]),
         "memory": (plain, [[*pytest, "--long", memory]]),
     }
 

@@ -20,7 +20,7 @@ spec = importlib.util.spec_from_file_location("wordings", TOOL)
 wordings = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(wordings)
 
-PROGRAMS = Path(__file__).parent.parent / "failures" / "programs"
+PROGRAMS = Path(__file__).parent.parent / "errors" / "programs"
 
 RAISED_BY = {
     "apply_on_parameter": "apply_requires_grad",
@@ -243,7 +243,7 @@ def test_a_message_of_the_programs_own_gets_no_diagnosis():
 
 TABLE = json.loads((Path(__file__).parent / "wordings.json").read_text(encoding="utf-8"))
 OLDEST = "2.6.0"
-# Put together from pieces too short to be found in every build; programs of tests/failures raise them here.
+# Put together from pieces too short to be found in every build; programs of tests/errors raise them here.
 PUT_TOGETHER = {
     "custom_backward_shape",
     "function_view_inplace",

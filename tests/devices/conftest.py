@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 _here = Path(__file__).parent
-sys.path[:0] = [str(_here), str(_here.parent / "capture"), str(_here.parents[1] / "tools")]
+sys.path[:0] = [str(_here), str(_here.parent), str(_here.parents[1] / "tools")]
 
 # Devices that are registered by the import of a module.
 FROM_OUTSIDE = {"simulated": "simulated", "openreg": "torch_openreg"}

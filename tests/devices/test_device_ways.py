@@ -17,7 +17,7 @@ ON_DEVICES = [way for way in WAYS if way not in BY_THE_HOST]
 # Watch mode copies nothing of a device, so it cannot see that the bytes are what they were.
 NOT_COMPARED = {"data written with itself"}
 
-# As on the CPU (``capture/test_ways.py``), but for the last three: what is handed out there is compared.
+# As on the CPU (``detect/test_ways.py``), but for the last three: what is handed out there is compared.
 WATCH_MISSES = {
     "_unsafe_view, made before the save",
     "_unsafe_view, made after the save",

@@ -104,7 +104,7 @@ def test_source_is_stripped_and_null_where_it_cannot_be_read():
 
 
 def test_stacks_hold_no_frame_of_gradsan():
-    ours = Frame(str(Path(gradsan.present.__file__).parent.parent / "capture" / "saves.py"), 10, "pack")
+    ours = Frame(str(Path(gradsan.present.__file__).parent.parent / "record" / "writes.py"), 10, "pack")
     where = frame("gan.py", 16, "d_optimizer.step()", "train_step")
     shown = Label("written", where, words("result of {op}", op="x"), site=Site((ours, where, ours)))
     diagnosis = dataclasses.replace(two_files().diagnoses[0], labels=(shown,))

@@ -1,6 +1,6 @@
 """The native core while its own calls fail for want of memory: no crash, and programs compute what they would.
 
-    python tests/capture/native/failing_calls.py [rounds]
+    python tests/record/native/failing_calls.py [rounds]
 
 runs every kind of operation on a core that was built with failing.h (tools/native_checks.py does), one in 3, 10 and 50
 of the core's calls failing at random. What is logged may be lost; results may not, references and order must not be.

@@ -1,6 +1,6 @@
 """Each program of ``life/`` meets the end of a graph, or a fault that PyTorch only warns of or does not report.
 
-Its report is held against golden files; ``GRADSAN_UPDATE_REPORTS=1 pytest tests/failures`` writes them anew.
+Its report is held against golden files; ``GRADSAN_UPDATE_REPORTS=1 pytest tests/errors`` writes them anew.
 """
 
 from pathlib import Path

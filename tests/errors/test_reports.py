@@ -1,6 +1,6 @@
 """Each program of ``programs/`` raises a message of the catalogue; its report is held against golden files.
 
-``GRADSAN_UPDATE_REPORTS=1 pytest tests/failures`` writes them anew.
+``GRADSAN_UPDATE_REPORTS=1 pytest tests/errors`` writes them anew.
 """
 
 import contextlib
