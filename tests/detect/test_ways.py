@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ways import SAVED, WAYS, run, verdict
 
 import gradsan
+from ways import SAVED, WAYS, run, verdict
 
 # What watch mode does not see (docs/blind-spots.md, "Writes past the version counter"): torch's own private ways to
 # write without counting, taken by hand.

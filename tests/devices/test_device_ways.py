@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from ways import SAVED, WAYS, run, verdict
 
 import gradsan
+from ways import SAVED, WAYS, run, verdict
 
 # The host would touch memory of the device.
 BY_THE_HOST = {"a pointer"}

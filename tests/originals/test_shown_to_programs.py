@@ -6,7 +6,6 @@ import gc
 import weakref
 from typing import Any
 
-import core_kit
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -14,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from torch.utils.hooks import RemovableHandle
 
+import core_kit
 import gradsan
 
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import core_kit
 import pytest
 import torch
 from autopsy_kit import VERSION_ERROR, failing_node, fails, nodes_behind, only_conflict, overwrite, passes, recording
 
+import core_kit
 from cases import each
 from gradsan import _torch
 

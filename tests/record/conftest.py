@@ -1,8 +1,8 @@
 """Both cores, as fixtures."""
 
-import core_kit
 import pytest
 
+import core_kit
 from gradsan.record import log
 
 

@@ -8,8 +8,8 @@ import traceback
 
 import pytest
 import torch
-from core_kit import constants
 
+from core_kit import constants
 from gradsan import _torch
 
 

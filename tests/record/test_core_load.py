@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from core_kit import constants, needs_native, plain
 
+from core_kit import constants, needs_native, plain
 from gradsan.record import log
 
 

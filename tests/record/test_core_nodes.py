@@ -5,8 +5,8 @@ import threading
 
 import pytest
 import torch
-from core_kit import needs_native, plain
 
+from core_kit import needs_native, plain
 from gradsan.record import _core_pure, log
 
 HERE = threading.get_ident

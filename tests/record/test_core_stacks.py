@@ -15,8 +15,8 @@ from types import CodeType
 import pytest
 import torch
 import torch.utils.checkpoint
-from core_kit import constants, places, plain
 
+from core_kit import constants, places, plain
 from gradsan.record import stacks
 
 

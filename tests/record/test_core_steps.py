@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from core_kit import places
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import gradsan
+from core_kit import places
 from gradsan.record.patches import Patches
 from gradsan.record.steps import Settling, Steps
 

@@ -12,8 +12,8 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from core_kit import constants, needs_native, plain
 
+from core_kit import constants, needs_native, plain
 from gradsan import _torch
 from gradsan.record import log
 from gradsan.record._writer_pure import is_relay

@@ -5,8 +5,8 @@ import weakref
 
 import pytest
 import torch
-from core_kit import constants, install, places, writing_program
 
+from core_kit import constants, install, places, writing_program
 from gradsan.record.ledger import RawWrite
 
 

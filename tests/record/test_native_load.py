@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from core_kit import needs_native
 
 import gradsan
+from core_kit import needs_native
 from gradsan.record import log
 
 pytestmark = [pytest.mark.long, needs_native]

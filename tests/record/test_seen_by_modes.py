@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import core_kit
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -17,6 +16,7 @@ from torch.overrides import TorchFunctionMode, get_testing_overrides
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+import core_kit
 import gradsan
 from cases import each
 

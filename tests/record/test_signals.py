@@ -7,8 +7,8 @@ import sys
 
 import pytest
 import torch
-from core_kit import CORES
 
+from core_kit import CORES
 from gradsan import _torch
 from gradsan.record import log
 from gradsan.record.guarding import Guard, before_node

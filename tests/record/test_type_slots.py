@@ -6,11 +6,11 @@ import operator
 import threading
 from typing import Any
 
-import core_kit
 import pytest
 import slots_kit
 import torch
 
+import core_kit
 import gradsan
 from gradsan.record.recorder import recorder
 
