@@ -1,4 +1,4 @@
-"""What one call of capture's hot path costs, for each core: ``python benchmarks/core_micro.py [stack depth]``.
+"""Cost of one recorded call, for each core: ``python benchmarks/core_micro.py [stack depth]``.
 
 Nanoseconds, with so many Python frames on the stack (10 unless given otherwise). What the same thing costs without
 gradsan is taken off: the original from its wrapper, an empty call from the rest.

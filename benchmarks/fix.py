@@ -1,4 +1,4 @@
-"""What `gradsan fix` takes, as a multiple of the plain failing run.
+"""Time of ``gradsan fix``, as a multiple of the plain failing run.
 
     python benchmarks/fix.py                  a toy and the README's GAN, Markdown on stdout
     python benchmarks/fix.py --only toy --rounds 5

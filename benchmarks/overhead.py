@@ -1,4 +1,4 @@
-"""What gradsan costs a training step, beside PyTorch's own means of looking into autograd.
+"""Cost of gradsan per training step, beside PyTorch's own tools for autograd.
 
     python benchmarks/overhead.py                             all workloads, Markdown on stdout
     python benchmarks/overhead.py --only mlp,lstm --rounds 5  a quick look

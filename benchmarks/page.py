@@ -1,4 +1,4 @@
-"""What both benchmarks print: the machine, tables, and tables put into a page between markers."""
+"""Output of the benchmarks: the machine, tables, and tables put into a page between markers."""
 
 from __future__ import annotations
 

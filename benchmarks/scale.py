@@ -1,4 +1,4 @@
-"""How gradsan's cost grows: memory and time for each operation and write with many saves alive, time of a report.
+"""Growth of gradsan's cost: memory and time per operation and write with many live saves, and time of a report.
 
     python benchmarks/scale.py                              Markdown on stdout
     python benchmarks/scale.py --write docs/performance.md  put the tables between the page's markers

@@ -1,4 +1,4 @@
-"""What the tests of the two cores share: both cores, a program that writes, and what to compare."""
+"""Helpers for the tests of the two cores: both cores, a program that writes, and comparable forms of their logs."""
 
 import itertools
 import sys

@@ -1,4 +1,4 @@
-"""What the documentation shows has been run: programs, commands and their output, in both languages."""
+"""Programs, commands and output in the documentation, run in both languages."""
 
 from __future__ import annotations
 

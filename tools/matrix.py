@@ -1,4 +1,4 @@
-"""Which torch and Python gradsan works with: environments, what is run in each, and the table of docs/compatibility.md.
+"""Compatibility with releases of torch and Python: environments, their checks, and the table of docs/compatibility.md.
 
     python tools/matrix.py --into ~/matrix 2.6.0:python3.10 2.13.0:python3.11
     python tools/matrix.py --into ~/matrix --write

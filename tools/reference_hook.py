@@ -1,4 +1,4 @@
-"""What mkdocs does for this site besides: it writes the reference, and puts what stands in one page into others.
+"""Hook of mkdocs for this site: it writes the reference, and includes parts of one page in others.
 
 ``<!-- include performance.md overhead -->`` in a page becomes what stands between ``<!-- overhead:start -->`` and
 ``<!-- overhead:end -->`` in ``docs/performance.md``, and ``<!-- program blind-spots.md Very old writes -->`` the first

@@ -1,4 +1,4 @@
-"""Which PyTorch says which wording: the catalogue's patterns, searched for in the files of torch wheels.
+"""Wordings of errors by release of PyTorch: the catalogue's patterns, searched for in the files of torch wheels.
 
     python tools/wordings.py torch-2.6.0-….whl torch-2.7.1-….whl > tests/catalogue/wordings.json
     python tools/wordings.py --add site-packages > tests/catalogue/wordings.json

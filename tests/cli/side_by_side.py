@@ -1,4 +1,4 @@
-"""What a process leaves behind, so that two of them can be compared."""
+"""Output, files and exit status of a process, so that two of them can be compared."""
 
 from __future__ import annotations
 

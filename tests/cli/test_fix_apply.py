@@ -1,4 +1,4 @@
-"""What ``gradsan fix --apply`` leaves on disk, whatever the files look like and whatever the program does then."""
+"""Files after ``gradsan fix --apply``, for all kinds of files and whatever the program does afterwards."""
 
 import subprocess
 

@@ -1,4 +1,4 @@
-"""How far ``gradsan fix`` goes: steps, seconds, packages, and what it does not take for a fix."""
+"""Limits of ``gradsan fix``: steps, seconds, packages, and changes that it does not accept as a fix."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""What a run found is told or on disk, in whichever process it was found and however that ended."""
+"""Findings are printed or written to disk, in whichever process they were made and however it ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``gradsan run`` says to somebody who looks on: a line after a clean run, a rule between traceback and report."""
+"""Terminal output of ``gradsan run``: a line after a clean run, a rule between traceback and report."""
 
 from __future__ import annotations
 

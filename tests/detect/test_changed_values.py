@@ -1,4 +1,4 @@
-"""Values changed before they are used: a word where backward differentiates something else, else none."""
+"""Values changed before they are used: a finding where backward differentiates something else, else none."""
 
 from __future__ import annotations
 

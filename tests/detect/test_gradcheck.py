@@ -1,4 +1,4 @@
-"""``gradcheck`` moves inputs through ``.data`` between forward and backward, and puts them back: nothing to be told."""
+"""``gradcheck`` moves inputs through ``.data`` between forward and backward, and puts them back: no finding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a hook writes past the version counter while backward runs: told if, and only if, the gradient is another."""
+"""Writes of hooks past the version counter in a backward: a finding if, and only if, the gradient differs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs around hooks, offloading, checkpoint, Functions and transforms: the right ones quiet, the wrong ones told.
+"""Programs with hooks, offloading, checkpoint, Functions, transforms: findings for the wrong ones only.
 
 Each runs plain first; under gradsan it computes the same bits and calls what it calls as often.
 """

@@ -1,4 +1,4 @@
-"""Checkpointed and custom Functions: a word where the gradient is wrong, and none where it is right, in both modes."""
+"""Checkpointed and custom Functions, in both modes: a finding where the gradient is wrong, none elsewhere."""
 
 from __future__ import annotations
 

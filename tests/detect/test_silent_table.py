@@ -1,4 +1,4 @@
-"""Every way past the version counter × what was saved: a word where the gradient is wrong, and only there."""
+"""Every write past the version counter × every saved value: a finding where the gradient is wrong, and only there."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""What watch mode asks of a device: nothing that the program does not ask itself, neither a wait nor a kernel.
+"""Watch mode on a device: no wait and no kernel besides the program's own.
 
 The simulated device counts kernels by name, copies, waits and allocations; each program runs plain and watched.
 """

@@ -1,4 +1,4 @@
-"""What a carried state holds, as its live values show, and how it is cut off behind the round."""
+"""Carried states, as their live values show them, and the lines that cut them off after the round."""
 
 from __future__ import annotations
 

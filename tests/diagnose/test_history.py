@@ -1,4 +1,4 @@
-"""What timeline and graph are drawn from: evidence by hand, then a real run."""
+"""Timeline and graph of a report: from evidence written by hand, then from a real run."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""What a compiled graph has saved is told as without the compiler: the same code, lines, operation and formula."""
+"""Saved tensors of compiled graphs: the same code, lines, operation and formula as without the compiler."""
 
 import subprocess
 import sys

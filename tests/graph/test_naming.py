@@ -1,4 +1,4 @@
-"""What live variables call a tensor."""
+"""Names of a tensor, from live variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a slot holds, found out by reading it, as torch before 2.10 wants it: held against what newer torch shows."""
+"""Contents of slots, found by reading them, as torch before 2.10 needs it, against what newer torch shows."""
 
 from __future__ import annotations
 

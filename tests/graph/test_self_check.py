@@ -1,4 +1,4 @@
-"""The check that this torch can be watched: what it leaves alone, and that its failures are said."""
+"""The check that this torch can be watched: it leaves the program alone, and its failures are reported."""
 
 from __future__ import annotations
 

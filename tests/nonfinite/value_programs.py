@@ -1,4 +1,4 @@
-"""What programs of NaN and Inf begin and end with, and how they are run."""
+"""Head, tail and runner of programs with NaN and Inf."""
 
 import runpy
 import textwrap

@@ -1,4 +1,4 @@
-"""Memory taken away from under saved values: told instead of a process that ends, silent where it has come back."""
+"""Memory taken away from saved values: a report instead of a crash, and silence where it has come back."""
 
 import textwrap
 from pathlib import Path

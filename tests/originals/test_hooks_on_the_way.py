@@ -1,4 +1,4 @@
-"""What a changed value does to gradients is measured with the hooks that only compute; past others it is not known."""
+"""Effect of a changed value on gradients, with hooks in between: measured with those that only compute."""
 
 from __future__ import annotations
 

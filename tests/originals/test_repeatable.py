@@ -1,4 +1,4 @@
-"""Which custom Functions are run once more to measure a gradient: those whose backward does nothing but compute."""
+"""Custom Functions that may run once more to measure a gradient: those whose backward does nothing but compute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program reads of its own saved tensors, attributes and checkpoints is what it would read unwatched."""
+"""Saved tensors, attributes and checkpoints as the program reads them: the same as without gradsan."""
 
 from __future__ import annotations
 

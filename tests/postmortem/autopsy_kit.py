@@ -1,4 +1,4 @@
-"""What the tests of the autopsy share: a recorder, and an instrument that knows which Node fails without gradsan."""
+"""Helpers for the tests of autopsies: a recorder, and an instrument that finds the failing Node without gradsan."""
 
 from __future__ import annotations
 

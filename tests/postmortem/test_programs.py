@@ -1,4 +1,4 @@
-"""Programs that nobody watches: what is said of them afterwards, against the marks in their comments.
+"""Autopsies of programs that were not watched, against the marks in their comments.
 
 The first line of a program names the code and the tensor (``-``: not looked at); ``# saved``, ``# written`` and
 ``# used`` mark the lines that must be told. Everything written must lie on a marked line.

@@ -1,4 +1,4 @@
-"""Whatever a report holds: every form is made, keeps its own rules, and JSON is read back as it was written."""
+"""Any report in every format: it is rendered, keeps the format's rules, and JSON is read back as written."""
 
 import dataclasses
 import json

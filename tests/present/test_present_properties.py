@@ -1,4 +1,4 @@
-"""Whatever labels, columns and texts a report holds: the terminal report is drawn, and fits."""
+"""Any report on a terminal: it is drawn, and fits."""
 
 import linecache
 

@@ -1,4 +1,4 @@
-"""``gradsan run`` under torchrun: who writes what, who tells, how a job ends."""
+"""``gradsan run`` under torchrun: the files of each rank, the rank that reports, and the end of a job."""
 
 from __future__ import annotations
 

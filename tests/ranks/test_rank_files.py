@@ -1,4 +1,4 @@
-"""What the environment says of a rank, and the names of its files."""
+"""Ranks as the environment gives them, and the names of their files."""
 
 from __future__ import annotations
 

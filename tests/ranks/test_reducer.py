@@ -1,4 +1,4 @@
-"""What DistributedDataParallel's reducer says on two ranks, explained by each of them."""
+"""Errors of DistributedDataParallel's reducer on two ranks, explained by each of them."""
 
 from __future__ import annotations
 

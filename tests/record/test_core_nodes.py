@@ -1,4 +1,4 @@
-"""Which call made which Node: what wrapped operations log, in both cores."""
+"""The log of Nodes by the call that made them, in both cores."""
 
 import sys
 import threading

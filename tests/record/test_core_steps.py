@@ -1,4 +1,4 @@
-"""What optimizer steps log, in both cores."""
+"""The log of optimizer steps, in both cores."""
 
 import sys
 import threading

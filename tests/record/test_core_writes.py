@@ -1,4 +1,4 @@
-"""What wrappers log, in both cores."""
+"""The log of writes, in both cores."""
 
 import sys
 import weakref

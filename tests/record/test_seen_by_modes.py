@@ -1,4 +1,4 @@
-"""What the program's modes, tracers and subclasses see is the program's alone: watching calls no operator there."""
+"""The program's modes, tracers and subclasses see only the program's calls: watching calls no operator there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What PyTorch refuses, carried out: the values and gradients are those of the same thing said in a way it takes."""
+"""Statements that PyTorch refuses, carried out: values and gradients as of the accepted spelling."""
 
 import pytest
 import torch

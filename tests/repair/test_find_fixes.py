@@ -1,4 +1,4 @@
-"""Whole searches: a broken program, the kinds that must pass, and what must not be offered as passed."""
+"""Whole searches: a broken program, the kinds that must pass, and those that must not be offered as passed."""
 
 import textwrap
 

@@ -1,4 +1,4 @@
-"""Faults of data parallel programs, of one rank: what is said to DDP and checkpoint, and a step under fully_shard."""
+"""Fixes of data parallel programs, on one rank: arguments of DDP and checkpoint, and a step under fully_shard."""
 
 import ast
 from dataclasses import replace

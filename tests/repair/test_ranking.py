@@ -1,4 +1,4 @@
-"""Which fix comes first: what keeps the training, then the smaller one, then the cheaper one."""
+"""Order of fixes: those that keep the training, then the smaller one, then the cheaper one."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What may be rounding, and what is more: sums in other orders, and losses and gradients of two runs."""
+"""Rounding and real differences: sums in other orders, losses and gradients of two runs."""
 
 import math
 from array import array

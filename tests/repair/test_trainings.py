@@ -1,4 +1,4 @@
-"""What is called the same training, and what is rejected: each pair's right and harmful patch, run and compared."""
+"""The verdicts *same training* and *rejected*: each pair's right and harmful patch, run and compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What gradsan advises and would try for programs in the style of users, held against versions made by hand."""
+"""Advice and candidates for programs in the style of users, against versions made by hand."""
 
 from __future__ import annotations
 

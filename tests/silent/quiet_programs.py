@@ -1,4 +1,4 @@
-"""Right programs under watching: the codes said about each."""
+"""Right programs under watching, and the codes reported for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Right programs that look as if something came to nothing (GS423 to GS426): not a word, in either mode."""
+"""Right programs that look as if a call had no effect (GS423 to GS426): no finding, in either mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainings with FullyShardedDataParallel that are right: not a word of them, on a rank that holds parts of them."""
+"""Right trainings with FullyShardedDataParallel: no finding on a rank that holds parts of the parameters."""
 
 import pytest
 import torch

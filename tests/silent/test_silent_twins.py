@@ -1,4 +1,4 @@
-"""Faults of meaning beside their right twins, from ``twins.txt``: one warning of the fault, not a word of the twin.
+"""Faults of meaning beside their right twins, from ``twins.txt``: one warning for the fault, none for the twin.
 
 A section has a name, a code, and what the report calls the tensor. As in a diff, ``-`` begins a line that only the
 wrong program has, ``+`` one of the right program alone.

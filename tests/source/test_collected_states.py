@@ -1,4 +1,4 @@
-"""What is added to a list that outlives the rounds, without its graph: where the source decides that it may be cut."""
+"""States added to a list that outlives the rounds: where the source decides that they may be detached."""
 
 from __future__ import annotations
 

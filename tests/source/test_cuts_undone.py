@@ -1,4 +1,4 @@
-"""What cuts a loss off its graph, undone; states that objects and containers hold, cut off once a round is over."""
+"""Losses cut off their graph, mended; states in objects and containers, detached once a round is over."""
 
 from __future__ import annotations
 

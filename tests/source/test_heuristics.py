@@ -1,4 +1,4 @@
-"""What names in a user's program suggest."""
+"""Meanings that names in a user's program suggest."""
 
 from __future__ import annotations
 

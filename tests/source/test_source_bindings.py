@@ -1,4 +1,4 @@
-"""Which names a statement binds and reads, and which values pass from one round to the next."""
+"""Names that a statement binds and reads, and values that pass from one round to the next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a line adds to something kept, and that line with the value cut off its graph."""
+"""Lines that add to something kept, and the same lines with the value detached."""
 
 from cases import each
 from gradsan.model import Frame

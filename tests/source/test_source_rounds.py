@@ -1,4 +1,4 @@
-"""Which variables a round of a loop binds anew, before it reads them."""
+"""Variables that a round of a loop binds anew before it reads them."""
 
 import textwrap
 

@@ -1,4 +1,4 @@
-"""What an operation wrote, called and read, checked on frames of programs that ran."""
+"""Targets, calls and operands of an operation, from frames of programs that ran."""
 
 from __future__ import annotations
 

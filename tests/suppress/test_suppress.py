@@ -1,4 +1,4 @@
-"""What a user does not want to be told, on findings written by hand."""
+"""Suppressed findings, on findings written by hand."""
 
 import pytest
 
