@@ -3,7 +3,7 @@
 A name proves nothing. Heuristics choose between words, order fixes, hold one back, or keep gradsan silent. None makes
 it report something, except ``INITIALISERS``, which marks reads that are no use. Each names the programs that needed
 it. PyTorch's own names, and its convention for methods that work in place
-(:func:`gradsan.source.inplace.is_inplace_name`), are facts and are defined elsewhere.
+(:func:`gradsan.source.methods.is_inplace_name`), are facts and are defined elsewhere.
 """
 
 from __future__ import annotations

@@ -463,13 +463,13 @@ def test_nothing_is_suggested_without_source():
 
 def test_tables_of_names_fit_the_installed_torch():
     torch = pytest.importorskip("torch")
-    from gradsan.source import inplace
+    from gradsan.source import methods
 
-    methods = [name for name in dir(torch.Tensor) if inplace.is_inplace_name(name) and not name.startswith("_")]
-    special = inplace.OVERWRITING | inplace.WITHOUT_COUNTERPART | inplace.NOT_VALUES
-    assert [name for name in methods if name not in special and not hasattr(torch.Tensor, name[:-1])] == []
+    in_place = [name for name in dir(torch.Tensor) if methods.is_inplace_name(name) and not name.startswith("_")]
+    special = methods.OVERWRITING | methods.WITHOUT_COUNTERPART | methods.CHANGING_METADATA
+    assert [name for name in in_place if name not in special and not hasattr(torch.Tensor, name[:-1])] == []
     changes_dtype = []
-    for name in methods:
+    for name in in_place:
         if name not in special and hasattr(torch.Tensor, name[:-1]):
             for arguments in ((), (torch.rand(2, 2),), (1,)):
                 try:
@@ -481,10 +481,12 @@ def test_tables_of_names_fit_the_installed_torch():
                     changes_dtype.append(name)
     assert changes_dtype == []
     functions = {"view_as_complex", "view_as_real", "__array__", "__dlpack__"}
-    assert [name for name in inplace.ALIASING_METHODS | inplace.PIECES if not hasattr(torch.Tensor, name)] in (
+    assert [name for name in methods.ALIASING_METHODS | methods.PIECES if not hasattr(torch.Tensor, name)] in (
         [],
-        [name for name in inplace.ALIASING_METHODS if name in functions and not hasattr(torch.Tensor, name)],
+        [name for name in methods.ALIASING_METHODS if name in functions and not hasattr(torch.Tensor, name)],
     )
+    assert [name for name in methods.METADATA | methods.CUTTING if not hasattr(torch.Tensor, name)] == []
+    assert [name for name in methods.LIST_ADDS if hasattr(torch.Tensor, name)] == []
 
 
 def test_indentation_and_text_around_are_kept(tmp_path):

@@ -11,7 +11,7 @@ from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.facts import Facts
 from gradsan.diagnose.names import TAKE_IN
 from gradsan.model import Frame, Label, Message, Site
-from gradsan.source.inplace import is_inplace_name
+from gradsan.source.methods import is_inplace_name
 from gradsan.source.tree import read_source
 
 _MOST = 5

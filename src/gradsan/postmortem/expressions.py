@@ -12,7 +12,7 @@ from gradsan.graph.live import own_attribute
 from gradsan.postmortem import lookup
 from gradsan.postmortem.calls import Calls
 from gradsan.postmortem.lookup import UNKNOWN, Bound, Closure, Namespace, Value, joined, made, of_thing
-from gradsan.source.inplace import METHODS, special_name
+from gradsan.source.methods import METHODS, special_name
 
 _ELEMENTS_READ = 12
 _ROUNDS = 2

@@ -10,10 +10,9 @@ import torch
 from gradsan.postmortem import lookup
 from gradsan.postmortem.lookup import Closure, Namespace, TensorMethod, Value, made, of_thing
 from gradsan.postmortem.script import Reader
-from gradsan.source.inplace import ALIASING_METHODS, PIECES, is_inplace_name
+from gradsan.source.methods import ALIASING_METHODS, KEEPS_ONE, PIECES, is_inplace_name
 
 PASSING = frozenset({"list", "tuple", "reversed", "sorted", "iter", "set", "tqdm", "trange", "next", "deepcopy"})
-_ADDING = frozenset({"append", "appendleft", "extend", "insert", "add", "push"})
 _EXPANDING = frozenset({"expand", "expand_as", "broadcast_to"})
 _SILENT = frozenset({"item", "tolist", "numel", "size", "dim", "stride", "data_ptr", "is_contiguous", "zero_grad"})
 
@@ -39,7 +38,7 @@ class NamedCalls(Reader):
         return self._builtin(name, [owner, *args], keywords, node, space)
 
     def _container_method(self, owner: Value, name: str, args: list[Value]) -> Value:
-        if name in _ADDING and owner.items is not None and args:
+        if (name in KEEPS_ONE or name == "extend") and owner.items is not None and args:
             owner.items.extend(args[-1].items or args[-1:] if name == "extend" else args[-1:])
             return Value(None)
         if name in ("items", "values", "keys", "get", "pop", "popleft", "copy", "setdefault"):

@@ -15,7 +15,6 @@ from gradsan.model import Frame
 from gradsan.source.cut_scopes import arguments_of
 from gradsan.source.flow import reaching
 from gradsan.source.identifiers import (
-    ADDING_METHODS,
     Binding,
     assigned_names,
     bindings_of,
@@ -26,17 +25,18 @@ from gradsan.source.identifiers import (
     local_nodes,
     parameters,
 )
-from gradsan.source.inplace import (
+from gradsan.source.locate import Statement, expression_at, expressions_at, statement_at
+from gradsan.source.methods import (
+    ADDING,
     ALIASING_ATTRIBUTES,
     ALIASING_METHODS,
+    CUTTING,
     MADE_FROM_NOTHING,
     PIECES,
     is_inplace_name,
 )
-from gradsan.source.locate import Statement, expression_at, expressions_at, statement_at
 from gradsan.source.tree import FunctionNode, SourceFile, header_nodes, is_cell
 
-_CUTTING = frozenset({"detach", "detach_", "item", "numpy", "tolist"})
 _KEEPING_NO_GRAPH = frozenset({"no_grad", "inference_mode"})
 _BEFORE_ANY_CALL = frozenset({"__init__", "__new__", "__post_init__"})
 
@@ -175,7 +175,7 @@ def _filled_parameters(function: FunctionNode | None) -> set[str]:
         for node in local_nodes(function)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
-        and node.func.attr in ADDING_METHODS
+        and node.func.attr in ADDING
         and isinstance(node.func.value, ast.Name)
         and node.func.value.id in parameters(function)
     }
@@ -227,7 +227,7 @@ def _is_cut(value: ast.expr) -> bool:
         return _is_cut(value.value)
     if isinstance(value, ast.Call):
         name = leaf_name(value.func) or ""
-        if name in _CUTTING or "detach" in name:
+        if name in CUTTING or "detach" in name:
             return True
         if name in ("tuple", "list", "dict") and isinstance(value.func, ast.Name):
             return all(_is_cut(argument) for argument in value.args)

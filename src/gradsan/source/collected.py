@@ -19,10 +19,9 @@ from gradsan.source.identifiers import (
     local_nodes,
 )
 from gradsan.source.locate import Statement, statement_at
+from gradsan.source.methods import CONTAINERS, LIST_ADDS, TAKING_OUT
 from gradsan.source.rounds import after_round, deque_made
 from gradsan.source.tree import SourceFile, read_source
-
-_ADDING = frozenset({"append", "extend", "appendleft"})
 
 
 def forget_collected(frames: Sequence[Frame], name: str) -> tuple[Change, str] | None:
@@ -209,7 +208,7 @@ def _additions(source: SourceFile, last: str) -> Iterator[ast.Call]:
 
 def _adds_to(node: ast.AST) -> str | None:
     """``xs`` of ``self.xs.append(…)``."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _ADDING:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LIST_ADDS | {"extend"}:
         return leaf_name(node.func.value)
     return None
 
@@ -278,11 +277,6 @@ def _empties(node: ast.stmt, last: str) -> bool:
     return any(chain_key(target) == name and isinstance(value, ast.List) and not value.elts for target, value in pairs)
 
 
-_KEEPS = frozenset({"append", "appendleft", "insert"})
-_TAKES_OUT = frozenset({"clear", "pop", "popleft", "remove"})
-_CONTAINERS = frozenset({"dict", "list", "OrderedDict", "defaultdict"})
-
-
 def is_kept_each_round(frame: Frame, written: str) -> bool:
     """Whether a loop around the statement at ``frame`` keeps the written tensor itself in a list or dict."""
     statement = statement_at(frame)
@@ -332,7 +326,7 @@ def is_emptied(inside: list[ast.stmt], name: str) -> bool:
     nodes = list(itertools.chain.from_iterable(map(ast.walk, inside)))
     parts = [one for one in nodes if isinstance(one, ast.Subscript) and not isinstance(one.ctx, ast.Load)]
     taken = [one.value for one in parts if isinstance(one.ctx, ast.Del) or isinstance(one.slice, ast.Slice)]
-    taken += [one.value for one in nodes if isinstance(one, ast.Attribute) and one.attr in _TAKES_OUT]
+    taken += [one.value for one in nodes if isinstance(one, ast.Attribute) and one.attr in TAKING_OUT]
     return any(chain_key(one) == name for one in taken)
 
 
@@ -347,7 +341,7 @@ def _list_that_keeps(node: ast.stmt, written: str) -> tuple[str, ast.expr] | Non
     keeper: ast.expr
     if isinstance(node, ast.AugAssign) and isinstance(node.value, ast.List):
         keeper, given = node.target, [*node.value.elts]
-    elif isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in _KEEPS:
+    elif isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in LIST_ADDS:
         keeper, given = call.func.value, call.args[-1:]
     else:
         return None
@@ -375,7 +369,7 @@ def _dict_that_keeps(
 def _is_container(value: ast.expr | None) -> bool:
     if isinstance(value, ast.BinOp):
         return isinstance(value.op, ast.Mult) and _is_container(value.left)
-    is_called = isinstance(value, ast.Call) and leaf_name(value.func) in _CONTAINERS
+    is_called = isinstance(value, ast.Call) and leaf_name(value.func) in CONTAINERS
     return is_called or isinstance(value, ast.Dict | ast.List | ast.DictComp | ast.ListComp)
 
 

@@ -33,6 +33,7 @@ from gradsan.source.identifiers import (
     standing_of,
 )
 from gradsan.source.locate import expression_at, statement_at
+from gradsan.source.methods import METADATA
 from gradsan.source.tree import FunctionNode, SourceFile, header_nodes
 
 _DEEPEST = 40
@@ -40,7 +41,6 @@ _MOST = 4_000
 _BINDINGS = 3
 _FUNCTION = 0
 """Mark in ``Scope.seen`` of a visited function, in contrast to a name at a statement."""
-_METADATA = frozenset({"shape", "device", "dtype", "ndim", "size", "dim", "numel", "requires_grad", "grad"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class _Walk:
         if kind is not None:
             return self._cut(kind, node, operands, scope)
         key = chain_key(node)
-        if key is not None and not (isinstance(node, ast.Attribute) and node.attr in _METADATA):
+        if key is not None and not (isinstance(node, ast.Attribute) and node.attr in METADATA | {"grad"}):
             return self._name(node, key, scope)
         if isinstance(node, ast.Call):
             return self._call(node, scope)

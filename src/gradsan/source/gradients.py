@@ -13,6 +13,7 @@ from gradsan.source.collected import is_inside
 from gradsan.source.cuts import cut_of, mode_around, mode_of_decorators
 from gradsan.source.identifiers import assigned_names, leaf_name, local_nodes
 from gradsan.source.locate import Statement, expression_at, statement_at
+from gradsan.source.methods import ADDING, METADATA
 from gradsan.source.reuse import (
     SecondName,
     definitions_at,
@@ -23,12 +24,10 @@ from gradsan.source.tree import ScopeNode, SourceFile, header_nodes, read_source
 
 _CONSTANT = frozenset({"sign", "sgn", "round", "floor", "ceil"})
 """Operations whose derivative is zero: their result is data, too."""
-_ABOUT = ("size", "shape", "device", "dtype", "new_")
 _DISCRETE = re.compile(
     r"(^|_)(sign|sgn|round|floor|ceil|trunc)(_|$)|heaviside|binar|ternar|quant|discret|bernoulli|argmax|one_hot"
 )
 _FIELDS = frozenset({"grad", "data"})
-_HOLDING = frozenset({"append", "extend", "insert", "add", "update"})
 
 
 _CLEARS = frozenset({"zero_", "fill_", "detach_", "requires_grad_"})
@@ -163,7 +162,7 @@ def _names_read(node: ast.AST) -> set[str]:
     """The names whose values an expression reads, except those used only for a size or for memory like theirs."""
     if isinstance(node, ast.Name):
         return {node.id}
-    if isinstance(node, ast.Attribute) and node.attr.startswith(_ABOUT):
+    if isinstance(node, ast.Attribute) and (node.attr in METADATA or node.attr.startswith("new_")):
         return set()
     name = leaf_name(node.func) if isinstance(node, ast.Call) else None
     if name is not None and name.endswith("_like"):
@@ -248,7 +247,7 @@ def _holders(statement: ast.stmt) -> Iterator[str]:
     """``xs`` of ``xs.append(…)``."""
     call = statement.value if isinstance(statement, ast.Expr) else None
     method = call.func if isinstance(call, ast.Call) else None
-    if isinstance(method, ast.Attribute) and method.attr in _HOLDING and isinstance(method.value, ast.Name):
+    if isinstance(method, ast.Attribute) and method.attr in ADDING and isinstance(method.value, ast.Name):
         yield method.value.id
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gradsan.model import Frame
-from gradsan.source.inplace import NOT_VALUES, OVERWRITING, is_inplace_name
 from gradsan.source.locate import Expression, Statement, statement_at
+from gradsan.source.methods import ADDING, CHANGING_METADATA, OVERWRITING, is_inplace_name
 from gradsan.source.tree import FunctionNode, SourceFile
 
 Standing = Literal["namespace", "value", "unknown"]
@@ -171,8 +171,6 @@ def _import_names(source: SourceFile) -> set[str]:
     return {".".join(path[:count]) for path in paths for count in range(1, len(path) + 1)}
 
 
-ADDING_METHODS = frozenset({"add", "append", "appendleft", "extend", "insert", "put", "push", "setdefault", "update"})
-
 # These detach the tensor from its earlier graph.
 _FORGETTING = (OVERWRITING - {"copy_"}) | {"detach_"}
 
@@ -265,8 +263,8 @@ def _bound_inside(statement: ast.stmt) -> Iterator[Binding]:
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             key = chain_key(node.func.value)
             # ``hs.add(h)`` alone fills a set; ``y = x.add(h)`` is arithmetic.
-            adds = node.func.attr in ADDING_METHODS and isinstance(statement, ast.Expr) and statement.value is node
-            writes = is_inplace_name(node.func.attr) and node.func.attr not in NOT_VALUES
+            adds = node.func.attr in ADDING and isinstance(statement, ast.Expr) and statement.value is node
+            writes = is_inplace_name(node.func.attr) and node.func.attr not in CHANGING_METADATA
             if key is not None and (adds or writes):
                 value = node.args[-1] if node.args else None
                 forgets = node.func.attr in _FORGETTING

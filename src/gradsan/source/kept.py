@@ -16,10 +16,10 @@ from gradsan.source.change import Change, Edit, edited, insert_after
 from gradsan.source.cuts import mode_around, mode_of_decorators
 from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, leaf_name, local_nodes
 from gradsan.source.locate import Statement, statement_at
+from gradsan.source.methods import CONTAINERS, KEEPS_ONE
 from gradsan.source.modules import constructors
 from gradsan.source.tree import FunctionNode, SourceFile, header_nodes, read_source
 
-_ADDING = {"append": 0, "appendleft": 0, "add": 0, "put": 0, "insert": 1}
 _JOINING = ("cat", "concat", "hstack", "vstack")
 _NAMING = frozenset({"named_parameters", "named_modules", "named_children"})
 _SIMPLE = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
@@ -297,8 +297,8 @@ def _targets(node: ast.stmt) -> list[ast.expr]:
 
 def _added(node: ast.AST, wanted: str) -> ast.expr | None:
     """The value that ``node`` adds to ``wanted``; None where it adds nothing to it."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _ADDING:
-        position = _ADDING[node.func.attr]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in KEEPS_ONE:
+        position = KEEPS_ONE[node.func.attr]
         if len(node.args) > position and ast.unparse(node.func.value) == wanted:
             return node.args[position]
     if isinstance(node, ast.AugAssign) and ast.unparse(node.target) == wanted:
@@ -364,9 +364,6 @@ def _frame(source: SourceFile, like: Frame, node: ast.AST) -> Frame:
     return Frame(like.file, span.line, function, span.column, span.end_line, span.end_column, True)
 
 
-_CONTAINERS = frozenset({"dict", "list", "OrderedDict", "WeakKeyDictionary", "WeakValueDictionary"})
-
-
 def is_filled_once(frame: Frame) -> bool:
     """Whether the statement at ``frame`` computes a missing value once: ``if key not in cache: cache[key] = …``."""
     statement = statement_at(frame)
@@ -415,5 +412,5 @@ def _is_nothing(value: ast.expr | None) -> bool:
     if isinstance(value, ast.Tuple | ast.List):
         return all(map(_is_nothing, value.elts))
     if isinstance(value, ast.Call):
-        return leaf_name(value.func) in _CONTAINERS and not value.args
+        return leaf_name(value.func) in CONTAINERS and not value.args
     return value is None or isinstance(value, ast.Constant) or (isinstance(value, ast.Dict) and not value.keys)

@@ -21,8 +21,8 @@ from gradsan.source.identifiers import (
     local_nodes,
     parameters,
 )
-from gradsan.source.inplace import BLANK, is_inplace_name
 from gradsan.source.locate import Statement, expression_at, statement_at
+from gradsan.source.methods import BLANK, LIST_ADDS, METADATA, is_inplace_name
 from gradsan.source.targets import operand_expressions
 from gradsan.source.tree import ScopeNode, SourceFile, Span
 
@@ -76,7 +76,7 @@ def _bound_to(name: str, before: Statement) -> set[str]:
         if node.lineno >= before.node.lineno:
             break
         call = node.value if isinstance(node, ast.Expr) else None
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in _KEEPS:
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in LIST_ADDS:
             found |= {chain_key(call.func.value) or ""} if any(_is_name(one, name) for one in call.args) else set()
         bound = set(assigned_names(node))
         if name in bound:
@@ -87,17 +87,10 @@ def _bound_to(name: str, before: Statement) -> set[str]:
     return found
 
 
-_FACTS = frozenset(
-    {
-        *("shape", "size", "dtype", "device", "dim", "ndim", "ndimension", "numel", "nelement", "layout", "names"),
-        *("requires_grad", "grad_fn", "is_leaf", "is_cuda", "stride", "is_contiguous", "element_size", "itemsize"),
-        *("data_ptr", "storage_offset", "_version", "item", "tolist"),
-    }
-)
+_FACTS = METADATA | {"item", "tolist"}
 """Attributes and functions unaffected by a write of values, or used for display: they reach no loss."""
 _LOOKS = frozenset({"float", "int", "len", "isinstance", "type", "id", "print", "repr", "str"})
-_KEEPS = frozenset({"append", "appendleft", "insert"})
-_COUNTS = _KEEPS | {"backward", "extend"}
+_COUNTS = LIST_ADDS | {"backward", "extend"}
 """Methods whose calls are bare statements and still contribute to a loss; others only display something."""
 
 
@@ -399,7 +392,7 @@ def _is_read_beside(source: SourceFile, call: ast.Call, name: str) -> bool:
 def _is_read(source: SourceFile, node: ast.AST) -> bool:
     parent = next((one for one, _ in source.ancestors(node)), None)
     if isinstance(parent, ast.Attribute):
-        return parent.attr not in _FACTS and parent.attr not in _KEEPS and not is_inplace_name(parent.attr)
+        return parent.attr not in _FACTS and parent.attr not in LIST_ADDS and not is_inplace_name(parent.attr)
     if isinstance(parent, ast.Subscript):
         return isinstance(parent.ctx, ast.Load) or parent.value is not node
     if isinstance(parent, ast.Call):

@@ -10,7 +10,6 @@ from gradsan.model import Frame, Lines
 from gradsan.source.change import Change, Edit, add_keyword, apply_change, edited, insert_after, insert_before
 from gradsan.source.flow import runs_more_often
 from gradsan.source.identifiers import (
-    ADDING_METHODS,
     assigned_names,
     bindings_of,
     chain_key,
@@ -19,6 +18,7 @@ from gradsan.source.identifiers import (
     local_nodes,
 )
 from gradsan.source.locate import Expression, expression_at, scope_of, statement_at
+from gradsan.source.methods import ADDING
 from gradsan.source.modules import Shape, detached_form, object_cut, shape_in_source
 from gradsan.source.targets import aliased_expression
 from gradsan.source.tree import SourceFile, Span, header_nodes, parses, read_source
@@ -180,7 +180,7 @@ def shape_bound_at(frame: Frame, name: str) -> Shape | None:
     for binding in bindings_of(statement.node):
         if binding.name == name:
             known = shape_in_source(statement.source, binding)
-            adds = known is None and binding.method in ADDING_METHODS
+            adds = known is None and binding.method in ADDING
             return "list" if adds and deque_made(statement.source, name) is None else known
     return None
 

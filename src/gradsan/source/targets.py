@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from gradsan.model import Frame
 from gradsan.source.identifiers import chain_key, constant_key, leaf_name, standing_of
-from gradsan.source.inplace import (
+from gradsan.source.locate import Expression, expression_at, expressions_at, statement_at
+from gradsan.source.methods import (
     ACTIVATION_OPS,
     ALIASING_ATTRIBUTES,
     ALIASING_METHODS,
@@ -20,7 +21,6 @@ from gradsan.source.inplace import (
     operation_name,
     same_operation,
 )
-from gradsan.source.locate import Expression, expression_at, expressions_at, statement_at
 from gradsan.source.modules import is_elementwise_module
 from gradsan.source.tree import SourceFile
 

@@ -16,8 +16,8 @@ from gradsan.source.identifiers import (
     leaf_name,
     local_nodes,
 )
-from gradsan.source.inplace import augmented_names, is_inplace_name
 from gradsan.source.locate import Expression, expression_at, expressions_at, statement_at
+from gradsan.source.methods import augmented_names, is_inplace_name
 from gradsan.source.targets import target_at, written_target
 from gradsan.source.tree import SourceFile, Span, header_nodes
 

@@ -24,7 +24,7 @@ from gradsan.lint.engine.values import (
     words,
 )
 from gradsan.source.identifiers import chain_key
-from gradsan.source.inplace import METHODS
+from gradsan.source.methods import METHODS
 
 _SPELLED = "requires_grad"
 _SURELY_MISSPELT = words(

@@ -23,7 +23,7 @@ from gradsan.lint.engine.values import (
     Tensor,
     Value,
 )
-from gradsan.source.inplace import METHODS
+from gradsan.source.methods import METHODS
 
 _WITHOUT = (ast.FloorDiv, ast.BitAnd, ast.BitOr, ast.BitXor, ast.LShift, ast.RShift, ast.Mod)
 _BUILTINS = frozenset(dir(builtins))

@@ -24,7 +24,7 @@ from gradsan.lint.engine.values import (
     Value,
     words,
 )
-from gradsan.source.inplace import ALIASING_METHODS, NOT_VALUES, PIECES, is_inplace_name
+from gradsan.source.methods import ALIASING_METHODS, CHANGING_METADATA, PIECES, is_inplace_name
 
 _EXPANDING = frozenset({"expand", "expand_as", "broadcast_to"})
 # Certain views; other ALIASING_METHODS may copy.
@@ -129,7 +129,7 @@ class Methods(Modules):
         if name in _CREATED and "requires_grad" in keywords and self.constant(keywords["requires_grad"]) is True:
             return Tensor((Memory(),), YES, None, self.tick(), is_leaf=True)
         if is_inplace_name(name):
-            if first is None or name in NOT_VALUES:
+            if first is None or name in CHANGING_METADATA:
                 return args[0] if args else Plain()
             return self.write(first, name, args[1:] + list(keywords.values()), node, state)
         if self.constant(keywords.get("inplace")) is True and first is not None:

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from gradsan.diagnose.needs import Slot, inputs_of, slots_of
 from gradsan.source.cuts import CUTTING_METHODS
-from gradsan.source.inplace import MADE_FROM_NOTHING
+from gradsan.source.methods import MADE_FROM_NOTHING
 
 _ROW = re.compile(r"(~?)(\w+)\((.*)\)")
 # Results that the Node saves and the call returns.

@@ -10,8 +10,8 @@ from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.bindings import last_binding
 from gradsan.source.change import Change, Edit, changed_lines, edited, edited_lines, insert_after, insert_before
 from gradsan.source.identifiers import leaf_name, local_nodes
-from gradsan.source.inplace import is_inplace_name
 from gradsan.source.locate import expressions_at, statement_at
+from gradsan.source.methods import is_inplace_name
 from gradsan.source.rewrite.moving import is_whole_lines, names_bound, names_read
 from gradsan.source.rewrite.out_of_place import out_of_place
 from gradsan.source.rewrite.scatter import part_out_of_place

@@ -14,6 +14,7 @@ from gradsan.source.change import Change, Edit, edited
 from gradsan.source.flow import reaching
 from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, consumed_names, leaf_name
 from gradsan.source.locate import Statement, expression_at, statement_at
+from gradsan.source.methods import METADATA
 from gradsan.source.tree import SourceFile, header_nodes
 from gradsan.source.writing import written_root
 
@@ -276,7 +277,7 @@ def _is_light(node: ast.stmt) -> bool:
 
 
 _DEEPEST = 6
-_NOT_VALUES = frozenset({"backward", "device", "dtype", "grad", "is_cuda", "ndim", "requires_grad", "shape", "size"})
+_NOT_VALUES = METADATA | {"backward", "grad"}
 
 
 def taken_from(taken: Frame, made: Frame) -> list[str]:

@@ -16,7 +16,7 @@ from gradsan.source.identifiers import (
     parameters,
     standing_of,
 )
-from gradsan.source.inplace import NOT_VALUES, OVERWRITING, WITHOUT_COUNTERPART, is_inplace_name
+from gradsan.source.methods import CHANGING_METADATA, OVERWRITING, WITHOUT_COUNTERPART, is_inplace_name
 from gradsan.source.rewrite.rebinding import (
     can_rebind,
     is_read_afterwards,
@@ -123,7 +123,7 @@ def recorded(frame: Frame, op: str, *, as_data: bool = False) -> Change | None:
 def _out_of_place_call(source: SourceFile, call: ast.Call) -> str | None:
     """``.mul(2)`` of ``x.data.mul_(2)``."""
     method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-    if not is_inplace_name(method) or method in (OVERWRITING | NOT_VALUES | WITHOUT_COUNTERPART):
+    if not is_inplace_name(method) or method in (OVERWRITING | CHANGING_METADATA | WITHOUT_COUNTERPART):
         return None
     return f".{method[:-1]}{source.text(call).removeprefix(source.text(call.func))}"
 
@@ -307,7 +307,7 @@ def _outer_call(source: SourceFile, call: ast.Call) -> ast.Call | None:
 
 def _method(source: SourceFile, call: ast.Call, base: ast.expr, is_fresh: bool) -> list[Edit] | None:
     name = leaf_name(call.func)
-    if name is None or not is_inplace_name(name) or name in NOT_VALUES or name.startswith("_"):
+    if name is None or not is_inplace_name(name) or name in CHANGING_METADATA or name.startswith("_"):
         return None
     if name not in OVERWRITING and name not in WITHOUT_COUNTERPART:
         return [_drop_underscore(source, call.func)]
@@ -332,7 +332,12 @@ def _function(source: SourceFile, call: ast.Call) -> list[Edit] | None:
         return [Edit(source.span(inplace), "False")]
     path = dotted_path(source, call.func)
     name = leaf_name(call.func)
-    if path is None or name is None or name in NOT_VALUES | OVERWRITING | WITHOUT_COUNTERPART or name.startswith("_"):
+    if (
+        path is None
+        or name is None
+        or name in CHANGING_METADATA | OVERWRITING | WITHOUT_COUNTERPART
+        or name.startswith("_")
+    ):
         return None
     is_plain = path.rsplit(".", 1)[0] in ("torch", "torch.nn.functional", "torch.special", "torch.Tensor")
     if not is_plain or not is_inplace_name(name) or not isinstance(call.func, ast.Attribute):

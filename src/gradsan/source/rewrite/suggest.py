@@ -19,7 +19,6 @@ from gradsan.source.change import (
 )
 from gradsan.source.flow import reaching
 from gradsan.source.identifiers import (
-    ADDING_METHODS,
     Binding,
     assigned_names,
     bindings_of,
@@ -27,6 +26,7 @@ from gradsan.source.identifiers import (
     leaf_name,
 )
 from gradsan.source.locate import Expression, Statement, expression_at, expressions_at, statement_at, statements_at
+from gradsan.source.methods import ADDING, KEEPS_SEVERAL
 from gradsan.source.modules import (
     DETACHED,
     Shape,
@@ -41,7 +41,6 @@ from gradsan.source.targets import target_at
 from gradsan.source.tree import SourceFile, Span, header_nodes, source_lines
 
 _Found = TypeVar("_Found")
-_ADDING_SEVERAL = frozenset({"extend", "update"})
 _NAMES_OF_VALUES = ("value", "new_value", "written_value")
 _STORING_METHODS = frozenset({"copy_", "index_copy_", "masked_scatter_", "put_"})
 TAKES_A_METHOD_CALL = (
@@ -140,7 +139,7 @@ def detach_at(frame: Frame, name: str, shape: Shape | None = None) -> Change | N
         return edited(source, wrapped(source, binding.value, node, DETACHED[_shape_given(source, binding)]), "detach")
     if binding.value is not None and _takes_detached(binding, shape):
         return edited(source, wrapped(source, binding.value, node, detached_form(source, name, shape)), "detach")
-    if isinstance(node, ast.Expr) and binding.method in ADDING_METHODS:
+    if isinstance(node, ast.Expr) and binding.method in ADDING:
         return None
     return insert_after(source, node, f"{name} = {detached_form(source, name, shape).format(name)}", "detach")
 
@@ -261,7 +260,7 @@ def _is_of_own_class(binding: Binding, shape: Shape) -> bool:
     """Whether ``replay.update(indices, errors)`` is not a container's method: those take one argument."""
     call = getattr(binding.statement, "value", None)
     is_given_more = isinstance(call, ast.Call) and len(call.args) > 1
-    return binding.method in _ADDING_SEVERAL and is_given_more and shape not in ("object", "namedtuple")
+    return binding.method in KEEPS_SEVERAL and is_given_more and shape not in ("object", "namedtuple")
 
 
 def _shape_given(source: SourceFile, binding: Binding) -> Shape:
@@ -279,9 +278,9 @@ def _takes_detached(binding: Binding, shape: Shape) -> bool:
         return False
     if isinstance(binding.statement, ast.AugAssign):
         return isinstance(binding.statement.op, ast.Add | ast.Sub) and shape == "tensor"
-    if binding.method in _ADDING_SEVERAL:
+    if binding.method in KEEPS_SEVERAL:
         return shape != "tensor"
-    return binding.method is None or binding.method in ADDING_METHODS | _STORING_METHODS
+    return binding.method is None or binding.method in ADDING | _STORING_METHODS
 
 
 def wrapped(source: SourceFile, value: ast.expr, statement: ast.stmt, template: str) -> list[Edit]:

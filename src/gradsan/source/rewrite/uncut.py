@@ -18,13 +18,13 @@ from gradsan.source.cuts import cuts_taken
 from gradsan.source.flow import reaching
 from gradsan.source.identifiers import bindings_of, chain_key, consumed_names, leaf_name, local_nodes
 from gradsan.source.locate import expression_at, statement_at
+from gradsan.source.methods import METADATA, NUMBERS
 from gradsan.source.modules import object_cut
 from gradsan.source.rounds import after_round, deque_made
 from gradsan.source.tree import FunctionNode, SourceFile, Span, header_nodes
 
-_STAYING = frozenset({"detach", "detach_", "data", "shape", "size", "device", "dtype", "requires_grad", "backward"})
+_STAYING = METADATA | {"detach", "detach_", "data", "backward"}
 _HEADED = (ast.If, ast.For, ast.While, ast.With, ast.Try)
-_NUMBERS = frozenset({"numpy", "tolist", "item"})
 
 
 class Uncut(NamedTuple):
@@ -225,7 +225,7 @@ def read_with_graph(frame: Frame) -> Change | None:
     elif place.node.attr != "data":
         return None
     # What becomes numbers next has no graph either way, and NumPy takes no tensor that requires grad.
-    outer = (one for one in header_nodes(place.statement) if isinstance(one, ast.Attribute) and one.attr in _NUMBERS)
+    outer = (one for one in header_nodes(place.statement) if isinstance(one, ast.Attribute) and one.attr in NUMBERS)
     if any(read is inner for one in outer for inner in ast.walk(one.value)):
         return None
     source = place.source

@@ -1,4 +1,4 @@
-"""Names of in-place methods, of methods that return views, and of the methods behind operators.
+"""Names of methods and attributes: of tensors (in place, views, metadata, numbers) and containers (adding, removing).
 
 The lists follow the Tensor API of PyTorch 2.6 to 2.13; ``tests/source`` compares them with the installed one.
 """
@@ -44,9 +44,31 @@ WITHOUT_COUNTERPART = _words(
     logical_or_ logical_xor_ lt_ ne_ not_equal_"""
 )
 # Methods that change the tensor's metadata instead of its values, or call back into Python.
-NOT_VALUES = _words(
+CHANGING_METADATA = _words(
     """apply_ map2_ map_ rename_ requires_grad_ resize_ resize_as_ resize_as_sparse_ set_ share_memory_ sparse_resize_
     sparse_resize_and_clear_ swap_"""
+)
+
+# Attributes and methods that read no values of a tensor: a write or a ``detach()`` changes nothing for them.
+METADATA = _words(
+    """shape size dtype device dim ndim ndimension numel nelement layout requires_grad grad_fn is_leaf is_cuda
+    stride is_contiguous element_size itemsize data_ptr storage_offset _version"""
+)
+# Methods whose result is numbers without a graph.
+NUMBERS = frozenset({"item", "numpy", "tolist"})
+# Methods whose result has no graph.
+CUTTING = NUMBERS | {"detach", "detach_"}
+
+# Methods of a list or deque that keep one argument, the last; no tensor has them.
+LIST_ADDS = frozenset({"append", "appendleft", "insert"})
+# Methods of containers that keep one argument, and its position.
+KEEPS_ONE = {"append": 0, "appendleft": 0, "add": 0, "insert": 1, "push": 0, "put": 0}
+KEEPS_SEVERAL = frozenset({"extend", "extendleft", "update"})
+# Methods that add to a container. Called on a tensor as a bare statement, ``add`` would do nothing.
+ADDING = frozenset({*KEEPS_ONE, *KEEPS_SEVERAL, "setdefault"})
+TAKING_OUT = frozenset({"clear", "discard", "pop", "popitem", "popleft", "remove"})
+CONTAINERS = frozenset(
+    {"dict", "list", "set", "deque", "defaultdict", "OrderedDict", "WeakKeyDictionary", "WeakValueDictionary"}
 )
 
 # Functions of torch whose result has no graph, whatever the arguments (that of ``torch.normal`` may have one).
