@@ -112,7 +112,7 @@ def test_packages_import_only_what_comes_before_them() -> None:
     assert wrong == upwards
 
 
-def test_what_touches_torch_knows_nothing_of_explanations() -> None:
+def test_recording_packages_import_no_explanations() -> None:
     explaining = {"source", "diagnose", "present", "repair", "text", "cli"}
     wrong = {
         (name, package(other))

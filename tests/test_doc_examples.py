@@ -154,7 +154,7 @@ def test_both_languages_show_the_same(page: Path) -> None:
         ("a.c\n", "abc\n", False),
     ],
 )
-def test_what_fits_what_is_shown(shown: str, came: str, fit: bool) -> None:
+def test_shown_output_matches_real_output(shown: str, came: str, fit: bool) -> None:
     assert examples.fits(shown, came) == fit
 
 

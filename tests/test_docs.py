@@ -70,7 +70,7 @@ def test_every_dependency_has_its_reason(heading: str, table: str) -> None:
     assert listed(heading) == packages(table)
 
 
-def test_what_is_imported_is_what_is_declared() -> None:
+def test_imports_are_declared_dependencies() -> None:
     imported: dict[str, set[Path]] = {}
     for file in SOURCES.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

@@ -79,7 +79,7 @@ def test_a_second_writing_touches_nothing_and_leaves_nothing_old(tmp_path: Path)
 
 
 @each("page", sorted(DOCS.rglob("*.zh.md")), ids=lambda page: page.relative_to(DOCS).as_posix())
-def test_what_a_page_takes_from_another_is_there(page: Path) -> None:
+def test_included_parts_of_other_pages_exist(page: Path) -> None:
     filled = hook.on_page_markdown(page.read_text(encoding="utf-8"), config=type("Config", (), {"docs_dir": str(DOCS)}))
     assert "<!-- include" not in filled
     assert "<!-- program" not in filled

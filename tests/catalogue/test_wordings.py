@@ -187,7 +187,7 @@ def row_raised(program):
 
 
 @each(("program", "row"), sorted(RAISED_BY.items()))
-def test_what_this_torch_raises(program, row):
+def test_messages_raised_by_this_torch_match(program, row):
     makes_group = '"gloo"' in (PROGRAMS / f"{program}.py").read_text(encoding="utf-8")
     assert (call_forked(row_raised, program) if makes_group else row_raised(program)) == row
 
@@ -207,7 +207,7 @@ def test_words_of_the_programs_own_are_known_by_their_place_only():
 
 
 @each(("row", "kind", "message", "groups"), RECORDED, ids=lambda value: str(value)[:30])
-def test_what_other_versions_say(row, kind, message, groups):
+def test_wordings_of_other_versions_match(row, kind, message, groups):
     found = recognise([kind, "Exception"], message)
     assert found is not None
     assert (found[0].slug, dict(found[1])) == (row, groups)
@@ -225,7 +225,7 @@ def test_what_other_versions_say(row, kind, message, groups):
         ("KeyError", "'weight'"),
     ],
 )
-def test_what_is_none_of_its_business(kind, message):
+def test_messages_of_others_match_no_pattern(kind, message):
     assert recognise([kind, "Exception"], message) is None
 
 
@@ -269,7 +269,7 @@ def test_every_pattern_is_said_by_some_version():
     assert {key for key in silent if key.partition("/")[0] not in PUT_TOGETHER} == OLDER
 
 
-def test_what_the_oldest_version_does_not_say_is_known():
+def test_messages_missing_in_the_oldest_version_are_listed():
     assert {"dirty_not_input", "saved_read_twice"} == LATER - PUT_TOGETHER
 
 

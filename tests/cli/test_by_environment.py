@@ -67,7 +67,7 @@ def environment(folder: Path, asked: str | None, out: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("starter", ["python", "pytest", "torchrun", pytest.param("notebook", marks=pytest.mark.long)])
-def test_whatever_starts_a_program_finds_what_gradsan_run_finds(
+def test_every_launcher_gives_the_findings_of_gradsan_run(
     starter: str, tmp_path: Path, run_python: Runner, run_warm: Runner
 ) -> None:
     if starter == "notebook":
@@ -101,7 +101,7 @@ def test_a_right_program_is_the_same_but_for_a_line(tmp_path: Path, run_python: 
     assert not asked.stderr or asked.stderr.startswith("gradsan: nothing found")
 
 
-def test_what_is_not_understood_or_left_out_is_said_once(tmp_path: Path, run_python: Runner) -> None:
+def test_invalid_or_missing_settings_are_reported_once(tmp_path: Path, run_python: Runner) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").touch()  # what is said of the settings is said as soon as torch is imported
     wrong = run_python("-c", "import torch", env={"GRADSAN": "depp"})

@@ -174,7 +174,7 @@ def test_the_layer_and_the_operation_are_found(tmp_path, run_warm_compiler):
     assert "first layer: scale (Scale)" in done.stdout
 
 
-def test_what_was_traced_is_not_what_the_program_does(tmp_path, run_warm_compiler):
+def test_a_traced_branch_that_the_program_leaves_is_reported(tmp_path, run_warm_compiler):
     (tmp_path / "backends.py").write_text(BENT)
     done, report = compare(tmp_path, run_warm_compiler, HOOKED)
     assert (done.status, report["stage"], report["fragment"]) == (66, "tracing", None)

@@ -123,7 +123,7 @@ def test_the_locale_chooses_the_language(capsys, monkeypatch):
     assert capsys.readouterr().out == page("GS101", "zh")
 
 
-def test_a_terminal_gets_layout_unless_told_otherwise(capsys, monkeypatch):
+def test_a_terminal_gets_layout_by_default(capsys, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     run("GS101")
     assert ESCAPE.search(capsys.readouterr().out)
@@ -192,7 +192,7 @@ def test_a_message_leads_to_its_page_or_to_a_few(capsys, monkeypatch):
         ("CUDA out of memory", "no code explains"),
     ],
 )
-def test_what_is_not_known_is_one_sentence(capsys, asked, said):
+def test_unknown_topics_give_one_sentence(capsys, asked, said):
     assert run(asked) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)

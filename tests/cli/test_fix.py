@@ -23,7 +23,7 @@ def program(tmp_path):
     return file
 
 
-def test_what_is_shown_is_kept_for_the_commands_that_write_it(program, run_warm_search, run_python):
+def test_shown_fixes_are_kept_for_the_commands_that_write_them(program, run_warm_search, run_python):
     done = run_warm_search("fix", "--json", "out.json", "main.py")
     assert done.status == 0
     assert "+a = a + 1" in done.stderr

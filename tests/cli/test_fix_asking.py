@@ -60,7 +60,7 @@ def fix(kind, training, meaning="changed"):
         ("sum_losses", "changed", 1, False, None, True),
     ],
 )
-def test_what_changes_the_training_is_not_written_unasked(
+def test_patches_that_change_the_training_need_an_answer(
     monkeypatch, capsys, kind, training, number, asks, answer, is_wanted
 ):
     monkeypatch.setattr("sys.stdin", io.StringIO() if answer is None else Terminal(answer))

@@ -36,7 +36,7 @@ class TestEnvironment:
     @each(
         "text", ["quiet", "quiet:lang=en", "=1", "lang=", "json=", "quiet=2", "exit-code=-1", "exit-code=٣", "help=1"]
     )
-    def test_what_it_cannot_say(self, text: str) -> None:
+    def test_invalid_options_are_one_sentence(self, text: str) -> None:
         with pytest.raises(OptionsError):
             from_environment(text)
 
@@ -59,7 +59,7 @@ class TestFile:
         assert file_layer(tmp_path) == {}
 
     @each("content", [b"[tool", b"\xff", b"[tool.gradsan]\nlang = 1", b"[tool.gradsan]\nquiet = 1"])
-    def test_what_it_cannot_say(self, content: bytes, tmp_path: Path) -> None:
+    def test_invalid_options_are_one_sentence(self, content: bytes, tmp_path: Path) -> None:
         (tmp_path / "pyproject.toml").write_bytes(content)
         with pytest.raises(OptionsError):
             file_layer(tmp_path)

@@ -118,7 +118,7 @@ def test_words_of_its_own_are_in_the_language_asked_for(folder: Path, run_warm: 
         ([], "FILE"),
     ],
 )
-def test_what_cannot_be_done_is_one_sentence(folder: Path, words: list[str], part: str, run_warm: Runner) -> None:
+def test_impossible_requests_give_one_sentence(folder: Path, words: list[str], part: str, run_warm: Runner) -> None:
     (folder / "text").write_text("hello")
     (folder / "other.json").write_text('{"x": 1}')
     (folder / "newer.json").write_text('{"schema": "gradsan.report/9"}')

@@ -81,13 +81,13 @@ def test_sizes(said: Any, size: int) -> None:
 
 
 @each("said", ["0", "-1", "2X", "", "G", "0.1", True, 1.5, "1e9", "٣"])
-def test_what_is_no_size(said: Any) -> None:
+def test_invalid_sizes_are_refused(said: Any) -> None:
     with pytest.raises(OptionsError):
         read_options({"max-bytes": said}, {}, None)
 
 
 @each("said", ["", ",", "GS1", [], [1], 7])
-def test_what_is_no_scope(said: Any) -> None:
+def test_invalid_scopes_are_refused(said: Any) -> None:
     with pytest.raises(OptionsError):
         read_options({"heal-only": said}, {}, None)
 

@@ -70,7 +70,7 @@ def test_the_status(run_warm: Runner, tmp_path: Path, code: str, status: int) ->
 @pytest.mark.parametrize(
     "words", [("--ignore", "GS202"), ("--suppressions", "known.txt"), ()], ids=["option", "file", "comment"]
 )
-def test_what_is_not_wanted_stops_nothing(run_warm: Runner, tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_suppressed_findings_do_not_halt(run_warm: Runner, tmp_path: Path, words: tuple[str, ...]) -> None:
     mark = "" if words else "  # gradsan: ignore[GS202]"
     (tmp_path / "train.py").write_text(SILENT.replace("mul_(2)", f"mul_(2){mark}"))
     (tmp_path / "known.txt").write_text("GS202:train.py:5\n")

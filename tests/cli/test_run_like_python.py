@@ -101,7 +101,7 @@ class TestSurroundings:
         assert plain.stdout == "None\n"
         assert run_python("-OO", "-m", "gradsan", "run", script) == plain
 
-    def test_what_looks_into_main(self, tmp_path: Path, beside_python: Runner) -> None:
+    def test_modules_that_read_main_see_the_program(self, tmp_path: Path, beside_python: Runner) -> None:
         script = write(
             tmp_path / "main.py",
             """

@@ -106,7 +106,7 @@ class TestTorchImport:
         assert watched.stdout.endswith("[]\n")
 
     @each("failure", ["raise ImportError('no')", "1 / 0", "x = = 1", "import no_such_module"])
-    def test_that_fails_looks_as_under_python(
+    def test_failures_look_as_under_python(
         self, failure: str, program: Path, run_python: Runner, run_with_session: Runner
     ) -> None:
         (program.parent / "torch" / "__init__.py").write_text(failure)
@@ -273,7 +273,7 @@ class TestTerminal:
             "[sys.modules.pop(name) for name in list(sys.modules) if name.startswith('gradsan')]",
         ],
     )
-    def test_whatever_the_program_did(
+    def test_the_report_does_not_depend_on_the_programs_end(
         self, sabotage: str, program: Path, run_python: Runner, run_with_session: Runner
     ) -> None:
         program.write_text(f"import builtins, io, locale, os, sys, warnings, torch\n{sabotage}\n")

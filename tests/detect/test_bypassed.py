@@ -176,7 +176,7 @@ class UnderNoGrad(Base):
         UnderNoGrad,
     ],
 )
-def test_where_it_may_be_meant_so_it_stays_a_note(kind: Any) -> None:
+def test_reads_that_may_be_meant_are_notes(kind: Any) -> None:
     model = kind()
     assert first_step(model) == [("note", "model.shift")]
 
@@ -190,7 +190,7 @@ def test_with_a_gradient_nothing_is_said() -> None:
     assert first_step(Whole()) == []
 
 
-def test_what_the_optimizer_does_not_hold_is_nothing() -> None:
+def test_parameters_of_no_optimizer_are_no_finding() -> None:
     model = ByData()
     assert first_step(model, held=model.lin.parameters()) == []
 

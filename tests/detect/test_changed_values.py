@@ -342,7 +342,7 @@ CLEAN = [
 
 @every_mode
 @each_anew("program", CLEAN)
-def test_what_autograd_knows_of_is_nothing(program: Any, mode: str) -> None:
+def test_recorded_changes_are_no_finding(program: Any, mode: str) -> None:
     with gradsan.watch(mode) as watched:
         for _ in range(4):
             program().backward()
@@ -538,7 +538,7 @@ class Shifts(nn.Module):
 
 @every_mode
 @each_anew("inner", [None, Shifts()])
-def test_what_forward_gives_on_is_its_callers_still(mode: str, inner: nn.Module | None) -> None:
+def test_results_passed_through_belong_to_the_caller(mode: str, inner: nn.Module | None) -> None:
     model = GivesOn(inner)
     with gradsan.watch(mode) as watched:
         data = batch()
@@ -738,7 +738,7 @@ class TakesResults(nn.Module):
 
 @every_mode
 @each_anew("again", [False, True])
-def test_who_takes_the_result_means_the_new_numbers(mode: str, again: bool) -> None:
+def test_a_read_of_the_result_means_the_new_values(mode: str, again: bool) -> None:
     model = TakesResults(again)
     with gradsan.watch(mode) as watched:
         model(batch()).sum().backward()

@@ -138,7 +138,7 @@ def test_statistics_that_training_does_not_read_are_counted_all_the_same():
     assert [one.code for one in watched.diagnoses] == ["GS112"]
 
 
-def test_what_healing_takes_is_let_through():
+def test_healed_writes_do_not_stop_the_program():
     with gradsan.watch("heal", early=True) as watched:
         x = torch.ones(3, requires_grad=True)
         y = x.exp()

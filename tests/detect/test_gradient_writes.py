@@ -174,7 +174,7 @@ def test_the_gradient_of_another_branch(program: Any, scale: Scale, mode: str) -
 
 @each("scale", OUT_OF_PLACE)
 @each("program", SHARED)
-def test_what_a_hook_makes_itself_is_its_own(program: Any, scale: Scale) -> None:
+def test_tensors_made_by_a_hook_are_its_own(program: Any, scale: Scale) -> None:
     with gradsan.watch() as watched:
         program(scale)
     assert watched.diagnoses == ()
@@ -389,7 +389,7 @@ def test_a_note_becomes_a_warning_when_the_same_place_meets_another_branch() -> 
 
 
 @every_mode
-def test_what_else_is_written_during_backward_is_nothing(mode: str) -> None:
+def test_other_writes_during_backward_are_no_finding(mode: str) -> None:
     torch.manual_seed(0)
     norms = torch.zeros(())
     layer = nn.Linear(3, 3)
@@ -461,7 +461,7 @@ def test_hooks_without_frames_of_their_own_pass() -> None:
     assert found(watched) == []
 
 
-def test_where_torch_does_not_count_it_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uncounted_writes_stay_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_torch, "use_count", lambda _: None)
     gradient_writes.counts.cache_clear()
     try:

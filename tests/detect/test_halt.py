@@ -99,7 +99,7 @@ def test_deep_mode_stops_too(build):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_where_pytorch_raises_its_error_comes_first(mode):
+def test_pytorchs_own_error_comes_first(mode):
     watched = gradsan.watch(mode, halt=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation") as raised, watched:
         counted()[1].backward()
@@ -188,11 +188,11 @@ def test_everything_is_put_back():
         ("*", ["*"]),
     ],
 )
-def test_what_only_takes(scope, rules):
+def test_conflicts_inside_of_only_halt(scope, rules):
     assert [str(rule) for rule in rules_of(scope)] == rules
 
 
 @each("scope", ["", " , ", [], "GS1", "GS101:a.py:b:c", "a.py:12:13"])
-def test_what_only_does_not_take(scope):
+def test_conflicts_outside_of_only_pass(scope):
     with pytest.raises(ValueError):
         rules_of(scope)

@@ -181,7 +181,7 @@ def test_reported_where_the_gradient_is_another(hook: Any, way: str, retains: bo
             assert [label.role for label in one.labels if label.role != "note"] == ["saved", "written", "used"]
 
 
-def test_what_only_waits_for_another_backward_is_nothing() -> None:
+def test_values_of_another_backward_are_no_finding() -> None:
     x, other = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
     with gradsan.watch() as watched:
         h = x * 2

@@ -372,7 +372,7 @@ RIGHT = [
 
 @every_mode
 @each_anew("training", RIGHT)
-def test_what_is_right_or_does_no_harm(training: Any, mode: str) -> None:
+def test_right_and_harmless_programs_are_quiet(training: Any, mode: str) -> None:
     torch.manual_seed(0)
     with gradsan.watch(mode) as watched:
         training()

@@ -56,7 +56,7 @@ def own_likelihood(mean: torch.Tensor, target: torch.Tensor, variance: torch.Ten
 
 
 @both
-def test_what_a_function_of_torch_writes_into_its_own_copy(mode: str) -> None:
+def test_writes_of_torch_into_its_own_copy_are_no_finding(mode: str) -> None:
     assert alarms(lambda: gaussian(F.gaussian_nll_loss), mode) == []
     assert alarms(lambda: gaussian(own_likelihood), mode) == ["GS215"]
 
@@ -73,7 +73,7 @@ CORES = [False, pytest.param(True, marks=pytest.mark.skipif(not log.native_avail
 
 @pytest.mark.parametrize("native", CORES)
 @both
-def test_what_is_written_under_no_grad_is_compared(mode: str, native: bool) -> None:
+def test_writes_under_no_grad_are_compared(mode: str, native: bool) -> None:
     assert alarms(lambda: floored(1e-6), mode, native) == []
     (diagnosis,) = found(lambda: floored(0.7), mode, native)
     assert (diagnosis.code, "note.may_be_unchanged" in notes(diagnosis)) == ("GS215", False)
@@ -293,7 +293,7 @@ def swapped(restores: bool) -> None:
         loss.backward()
 
 
-def test_what_is_said_of_values_that_were_put_back() -> None:
+def test_restored_values_and_their_wrong_twins() -> None:
     (diagnosis,) = found(lambda: swapped(restores=True), "deep")
     assert (diagnosis.code, diagnosis.title.key) == ("GS120", "title.false_alarm_restored")
     assert "note.same_bytes_again" in notes(diagnosis)
@@ -392,7 +392,7 @@ def run_added() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("program", [run_rest, run_added])
-def test_what_a_compiled_graph_overwrites_is_said_to_be_its_doing(program: Any) -> None:
+def test_writes_of_a_compiled_graph_are_attributed_to_it(program: Any) -> None:
     def both_ways() -> None:
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             program().backward()

@@ -181,7 +181,7 @@ WRITTEN = [
 @every_mode
 @both_forms
 @each("case", WRITTEN)
-def test_what_a_checkpointed_function_reaches_was_written(case: Any, reentrant: bool, mode: str) -> None:
+def test_written_globals_of_a_checkpointed_function(case: Any, reentrant: bool, mode: str) -> None:
     run, _, _ = case(reentrant)
     x = leaf()
     run(x).sum().backward()
@@ -200,7 +200,7 @@ def test_what_a_checkpointed_function_reaches_was_written(case: Any, reentrant: 
 @every_mode
 @both_forms
 @each("case", WRITTEN)
-def test_what_was_not_written_is_nothing(case: Any, reentrant: bool, mode: str) -> None:
+def test_unwritten_values_are_no_finding(case: Any, reentrant: bool, mode: str) -> None:
     with gradsan.watch(mode) as watched:
         run, write, _ = case(reentrant)
         x = leaf()
@@ -232,7 +232,7 @@ def test_a_loops_variable_is_looked_up_late(reentrant: bool, mode: str) -> None:
 @every_mode
 @both_forms
 @each(("name", "value"), [("gain", 3.0), ("offset", torch.ones(3)), ("training", False), ("mask", torch.zeros(3))])
-def test_what_a_forward_reads_was_replaced(name: str, value: Any, reentrant: bool, mode: str) -> None:
+def test_replaced_values_of_a_checkpointed_forward(name: str, value: Any, reentrant: bool, mode: str) -> None:
     net = Scaled()
     with gradsan.watch(mode) as watched:
         y = checkpoint(net, leaf(), use_reentrant=reentrant)
@@ -276,7 +276,7 @@ def test_keyword_arguments_are_not_checked_by_torch(mode: str) -> None:
 
 @every_mode
 @both_forms
-def test_what_a_function_writes_itself_is_no_change(reentrant: bool, mode: str) -> None:
+def test_writes_of_the_function_itself_are_no_change(reentrant: bool, mode: str) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.LSTM(4, 4))
     scaled, step = Scaled(), torch.optim.SGD(net.parameters(), lr=0.1)
@@ -358,7 +358,7 @@ def test_state_that_further_calls_update_is_a_warning(reentrant: bool) -> None:
 
 @every_mode
 @both_forms
-def test_what_the_function_does_not_read_may_change(reentrant: bool, mode: str) -> None:
+def test_changes_that_the_function_does_not_read_are_no_finding(reentrant: bool, mode: str) -> None:
     class Pair:
         def __init__(self) -> None:
             self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
@@ -475,7 +475,7 @@ WAYS = {
 @every_mode
 @each("way", WAYS)
 @each("kept", KEPT)
-def test_what_hangs_on_ctx_was_written(kept: str, way: str, mode: str) -> None:
+def test_written_attributes_of_ctx(kept: str, way: str, mode: str) -> None:
     with gradsan.watch(mode) as watched:
         x = leaf()
         h = x * 1
@@ -517,7 +517,7 @@ class Keeper(torch.autograd.Function):
 
 @every_mode
 @each("made", [SimpleNamespace, type("Trainer", (nn.Module,), {})])
-def test_what_backward_does_not_read_of_an_object_is_nothing(made: Any, mode: str) -> None:
+def test_unread_attributes_of_an_object_are_no_finding(made: Any, mode: str) -> None:
     owner = made()
     owner.factor, owner.like, owner.steps, owner.inner = 1.0, torch.ones(3), torch.zeros(()), Plain(torch.ones(3))
     with gradsan.watch(mode) as watched:
@@ -530,7 +530,7 @@ def test_what_backward_does_not_read_of_an_object_is_nothing(made: Any, mode: st
 
 
 @every_mode
-def test_what_is_written_after_the_backward_is_nothing(mode: str) -> None:
+def test_writes_after_the_backward_are_no_finding(mode: str) -> None:
     with gradsan.watch(mode) as watched:
         for _ in range(3):
             h = leaf() * 1
@@ -562,7 +562,7 @@ class Shaped(torch.autograd.Function):
 
 
 @every_mode
-def test_what_backward_reads_no_element_of_is_nothing(mode: str) -> None:
+def test_tensors_read_only_for_their_size_are_no_finding(mode: str) -> None:
     with gradsan.watch(mode) as watched:
         x = leaf()
         h = x * 1

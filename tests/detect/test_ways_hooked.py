@@ -90,7 +90,7 @@ def mode(request: pytest.FixtureRequest) -> Iterator[Any]:
 @pytest.mark.filterwarnings("ignore")
 @each("write", WRITES)
 @each("hooks", HOOKS)
-def test_what_hooks_keep(hooks: str, write: str, mode: Any) -> None:
+def test_writes_to_values_that_hooks_keep(hooks: str, write: str, mode: Any) -> None:
     plain = run_plain(hooks, write)
     with gradsan.watch(mode) as watched:
         gradient = run(hooks, write)
@@ -208,7 +208,7 @@ class Unwilling(TwoTensor):
 
 
 @each("mode", ["watch", "deep", "heal"])
-def test_a_wrapper_that_does_not_tell_what_it_holds_trains_on(mode: Any) -> None:
+def test_a_wrapper_with_hidden_tensors_trains_on(mode: Any) -> None:
     x = torch.ones(3, requires_grad=True)
     wrapped = Unwilling(torch.full((3,), 2.0), torch.full((3,), 2.0))
     with gradsan.watch(mode) as watched:

@@ -163,7 +163,7 @@ def test_copies_leave_as_much_memory_as_they_take(mode: Any, device: str) -> Non
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_what_had_no_copy_is_named(device: str) -> None:
+def test_values_without_a_copy_are_named(device: str) -> None:
     import simulated
 
     with gradsan.watch("deep") as watched:

@@ -106,7 +106,7 @@ def test_rows_shortened_by_an_embedding_are_no_flag_of_a_layer(file: str) -> Non
     assert all(fix.lines for fix in found.fixes), "nobody has a line to write otherwise"
 
 
-def test_what_a_layer_saved_is_not_called_by_the_argument_of_the_call(tmp_path: Path) -> None:
+def test_a_layers_saved_value_does_not_take_the_name_of_the_argument(tmp_path: Path) -> None:
     path = tmp_path / "model.py"
     path.write_text("y = net(obs)\nswap()\ny.backward()\n")
     file = str(path)
@@ -127,7 +127,7 @@ def test_what_a_layer_saved_is_not_called_by_the_argument_of_the_call(tmp_path: 
     assert name("input", chain, layer) != "obs"
 
 
-def test_what_has_a_history_is_not_called_by_a_detached_alias_of_it(file: str) -> None:
+def test_a_tensor_with_history_does_not_take_the_name_of_a_detached_alias(file: str) -> None:
     base = conflict(file, writes=(), unexplained=1)
     save = replace(base.save, slot="self", is_output=False)
     names = (Name("fake", "variable", "value"), Name("grid", "variable", "data"))
@@ -173,7 +173,7 @@ def test_a_conflict_under_the_programs_hooks_is_silent(file: str) -> None:
     assert found.silent
 
 
-def test_where_memory_was_handed_out_is_not_said_to_have_written_it(file: str) -> None:
+def test_the_line_that_hands_out_memory_is_not_the_write(file: str) -> None:
     bypass = Write(2, at(file, 2), "numpy", "outside", None, None, 6)
     (found,) = diagnose(Evidence((conflict(file, writes=(bypass,), raised=False, way="memory_alias"),)))
     assert found.code == "GS203"

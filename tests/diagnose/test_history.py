@@ -211,7 +211,7 @@ loss.backward()
 """
 
 
-def test_a_real_run_tells_the_steps_and_backwards_between(tmp_path):
+def test_a_real_run_gives_the_steps_and_backwards_between(tmp_path):
     (tmp_path / "main.py").write_text(PROGRAM)
     run_forked(["-m", "gradsan", "run", "--quiet", "--json", "r.json", "main.py"], tmp_path)
     [found] = json.loads((tmp_path / "r.json").read_text())["diagnoses"]

@@ -291,7 +291,7 @@ def test_formulas_as_people_write_them(
         ("ConvTbcBackward0", "self", ("self", "weight", "bias"), ()),
     ],
 )
-def test_the_gradients_that_the_formula_says_are_told_from_the_others(
+def test_gradients_of_the_formula_are_separated_from_others(
     node: str, slot: str, shown: tuple[str, ...], others: tuple[str, ...]
 ) -> None:
     need = need_of(node, slot)
@@ -357,7 +357,7 @@ class Twice(torch.autograd.Function):
         return grad * 2
 
 
-def test_what_the_table_does_not_have_is_none() -> None:
+def test_operations_missing_in_the_table_give_none() -> None:
     node = Twice.apply(t(3)).grad_fn
     assert op_name(node.name()) == "Twice"
     assert need_of(node.name(), "tensors") is None

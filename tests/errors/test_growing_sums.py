@@ -78,7 +78,7 @@ NAMES = {
 
 
 @each("program", NAMES)
-def test_what_no_backward_uses_is_named_at_its_line(program):
+def test_sums_that_no_backward_uses_are_named_at_their_line(program):
     with gradsan.watch() as watch:
         program(net())
     (found,) = grown(watch)
@@ -177,7 +177,7 @@ def sum_of_values(model):
         sum_of_values,
     ],
 )
-def test_what_is_used_or_let_go_is_no_alarm(program):
+def test_sums_used_or_released_are_no_finding(program):
     with gradsan.watch() as watch:
         program(net())
     assert watch.diagnoses == ()

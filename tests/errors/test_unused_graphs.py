@@ -30,7 +30,7 @@ def grown(watch):
     return [one for one in watch.diagnoses if one.code == "GS422"]
 
 
-def test_what_an_evaluation_keeps_is_named_with_its_bytes():
+def test_graphs_kept_by_an_evaluation_are_named_with_their_bytes():
     with gradsan.watch() as watch:
         losses = losses_of(net(), [])
     assert len(losses) == ROUNDS
@@ -114,7 +114,7 @@ class Values(list):
         differentiate_through_inner_steps,
     ],
 )
-def test_what_is_bounded_or_used_is_no_alarm(program):
+def test_bounded_or_used_graphs_are_no_finding(program):
     with gradsan.watch() as watch:
         program(net())
     assert watch.diagnoses == ()
@@ -130,7 +130,7 @@ def test_a_state_that_the_line_itself_runs_through_again_and_again_is_named():
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_both_cores_tell_of_nodes_since_the_last_backward(native):
+def test_both_cores_report_nodes_since_the_last_backward(native):
     recorder = Recorder(native=native)
     told = []
     recorder.core.on_quiet = told.append

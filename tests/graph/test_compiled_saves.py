@@ -199,7 +199,7 @@ def step_on_one_head():
     return [note.key for note in found.notes], [fix.kind for fix in found.fixes], line
 
 
-def test_what_only_the_compiler_keeps_is_said():
+def test_values_kept_only_by_the_compiler_are_named_so():
     """Both heads are one Node; without the compiler the step on one of them does not touch the other's backward."""
     notes, kinds, line = call_forked(step_on_one_head, compiles=True)
     assert "note.kept_only_in_compiled" in notes

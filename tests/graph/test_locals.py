@@ -19,7 +19,7 @@ def look():
     list(naming.find(sys._getframe(1), lambda tensor: False))
 
 
-def test_what_a_function_deletes_after_a_look_is_freed():
+def test_deleted_variables_are_freed_after_a_look():
     thing = Thing()
     alive = weakref.ref(thing)
     look()
@@ -27,14 +27,14 @@ def test_what_a_function_deletes_after_a_look_is_freed():
     assert alive() is None
 
 
-def test_what_the_program_took_by_locals_stays():
+def test_a_dict_taken_by_locals_stays():
     kept = 3
     taken = locals()
     look()
     assert taken["kept"] == kept
 
 
-def test_what_a_function_gives_another_value_is_freed_whoever_looked():
+def test_rebound_variables_are_freed_after_a_look():
     thing = Thing()
     alive = weakref.ref(thing)
     live.tensor_of(sys._getframe(), "thing")

@@ -37,7 +37,7 @@ def test_a_compiled_module_is_called_as_if_it_were_not(inner: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", [types.SimpleNamespace, argparse.Namespace])
-def test_what_holds_anything_is_searched(kind: type) -> None:
+def test_containers_of_any_value_are_searched(kind: type) -> None:
     weight = torch.ones(3)
     assert "args.weight" in names_here(weight, args=kind(weight=weight))
 
@@ -56,7 +56,7 @@ def test_a_view_that_has_no_grad_fn_any_more_does_not_end_the_search() -> None:
     assert names_here(whole, rows=rows, whole=whole)[0] == "whole"
 
 
-def test_what_only_watches_a_program_is_not_searched(request: pytest.FixtureRequest) -> None:
+def test_debuggers_and_test_runners_are_not_searched(request: pytest.FixtureRequest) -> None:
     weight = torch.ones(3)
     watched = gradsan.watch()
     watched.kept = weight  # type: ignore[attr-defined]

@@ -190,7 +190,7 @@ def test_a_failing_training_is_explained(kind, tmp_path, capfd):
 @pytest.mark.parametrize(
     ("kind", "code"), [(StepTooEarly, "GS110"), (CarriedState, "GS111")], ids=["step too early", "carried state"]
 )
-def test_what_the_loop_does_between_forward_and_backward(kind, code):
+def test_writes_of_the_loop_between_forward_and_backward(kind, code):
     callback = GradsanCallback(quiet=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         fit(made(kind), callback)
@@ -329,7 +329,7 @@ def test_every_rank_writes_its_own_file_and_one_prints(tmp_path: Path):
     assert "rank 0 of 2 reports" in done.stderr
 
 
-def test_where_nan_was_born_is_found_in_a_fit():
+def test_the_origin_of_nan_is_found_in_a_fit():
     callback = GradsanCallback("nonfinite", quiet=True)
     fit(made(Net, "root"), callback)
     (found,) = callback.report.diagnoses

@@ -179,7 +179,7 @@ def test_a_training_ended_outside_of_its_steps_is_reported_with_the_next(tmp_pat
     assert callback.report.diagnoses == ()
 
 
-def test_where_nan_was_born_is_found_in_a_training(tmp_path):
+def test_the_origin_of_nan_is_found_in_a_training(tmp_path):
     callback = GradsanCallback("nonfinite", quiet=True)
     train(bert("root"), tmp_path, callback)
     (found,) = callback.report.diagnoses

@@ -46,7 +46,7 @@ def test_lines_and_exit_status(capsys: pytest.CaptureFixture[str], folder: Path)
     assert main(["lint", "--jobs", "none", "src"]) == 2
 
 
-def test_what_may_be_is_shown_on_request(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+def test_uncertain_findings_are_shown_on_request(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     (folder / "src" / "train.py").write_text(UNSURE)
     assert main(["lint", "src"]) == 0
     assert main(["lint", "--maybe", "src"]) == 1

@@ -164,5 +164,5 @@ def test_pages_show_what_lint_finds_and_the_right_versions_are_quiet() -> None:
         "    with pytest.raises(RuntimeError):\n        w += 1",
     ],
 )
-def test_what_is_right_is_quiet(source: str) -> None:
+def test_right_programs_are_quiet(source: str) -> None:
     assert found(source) == []

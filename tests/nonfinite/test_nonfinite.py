@@ -92,12 +92,12 @@ def test_the_origin_is_named(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_what_does_no_harm_is_no_finding(name, tmp_path):
+def test_harmless_values_are_no_finding(name, tmp_path):
     found, _ = call_forked(run, textwrap.dedent(HARMLESS[name]) + training(), tmp_path)
     assert found == ()
 
 
-def test_where_anomaly_mode_stops_the_backward_the_origin_is_known():
+def test_the_origin_is_known_where_anomaly_mode_stops_the_backward():
     weight = torch.zeros(2, requires_grad=True)
     watched = gradsan.watch("nonfinite")
     with pytest.raises(RuntimeError, match="SqrtBackward0"), watched, torch.autograd.detect_anomaly(check_nan=True):
@@ -189,7 +189,7 @@ WITHOUT_MEMORY = {
 
 
 @pytest.mark.parametrize("name", WITHOUT_MEMORY)
-def test_what_has_no_memory_to_search_is_as_it_is_without(name):
+def test_tensors_without_memory_are_left_alone(name):
     plain = gradients_of(WITHOUT_MEMORY[name])
     with gradsan.watch("nonfinite") as watched:
         searched = gradients_of(WITHOUT_MEMORY[name])

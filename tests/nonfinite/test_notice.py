@@ -130,7 +130,7 @@ def test_a_training_that_becomes_nan_is_noticed_once(name, tmp_path):
     assert "weight" in str(found.nonfinite.why.values) or when == "after"
 
 
-def test_what_leaves_the_parameters_finite_is_no_finding(tmp_path):
+def test_finite_parameters_give_no_finding(tmp_path):
     found = {name: call_forked(run, program, tmp_path)[0] for name, program in HARMLESS.items()}
     assert {name: [str(one) for one in all_of] for name, all_of in found.items() if all_of} == {}
 

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
         *(pytest.param(one, marks=pytest.mark.long) for one in range(_IN_SHORT, _PROGRAMS, _AT_ONCE)),
     ],
 )
-def test_what_gradsan_says_is_the_truth(first: int) -> None:
+def test_the_report_agrees_with_the_oracle(first: int) -> None:
     # As in a process of their own: what earlier programs have left in the logs is looked through for each.
     recorder().core.clear()
     truths = [truth for seed in range(first, first + _AT_ONCE) if (truth := judge.accepted(generate.program(seed)))]

@@ -294,7 +294,7 @@ def floats_at(place):
     ids=["numpy", "DLPack", "capsule", "pointer", "pointer to read from", "storage", "typed storage"],
 )
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
-def test_who_knows_the_memory_of_a_saved_value_sees_what_is_written_to_it(mode, when, seen):
+def test_an_alias_of_a_saved_value_sees_writes_to_it(mode, when, seen):
     with gradsan.watch(mode):
         weights, data = torch.ones(4, requires_grad=True), torch.ones(4)
         early = seen(data) if when == "before" else None

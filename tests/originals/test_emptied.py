@@ -226,11 +226,11 @@ def test_resize_is_put_back():
     ],
     ids=["view", "expanded", "empty", "transposed", "sparse"],
 )
-def test_what_fits_its_memory(tensor, fits):
+def test_tensors_within_their_memory(tensor, fits):
     assert fits_its_memory(tensor) is fits
 
 
-def test_what_does_not_fit_its_memory():
+def test_tensors_larger_than_their_memory():
     tensor = torch.ones(6)
     tail = tensor[4:]
     tensor.untyped_storage().resize_(20)

@@ -51,7 +51,7 @@ def line_of(function, text):
 
 
 @each("build", CODES)
-def test_what_the_rules_take_is_healed(build):
+def test_selected_conflicts_are_healed(build):
     with gradsan.watch("heal") as watched:
         x, loss = build()
         loss.backward()
@@ -102,7 +102,7 @@ def test_of_nested_stretches_each_heals_its_own():
         operand_overwritten()[1].backward()
 
 
-def test_what_cannot_be_understood():
+def test_invalid_bounds_are_refused():
     with pytest.raises(ValueError):
         gradsan.heal(only="GS1")
     with pytest.raises(ValueError):
@@ -148,7 +148,7 @@ def test_copies_count_from_the_save():
         assert taken() == 0
 
 
-def test_what_backward_has_used_counts_no_more():
+def test_copies_used_by_a_backward_do_not_count():
     with gradsan.heal(max_bytes=1_000):
         _, loss = result_overwritten()
         assert taken() == 16

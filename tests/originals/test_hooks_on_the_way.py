@@ -81,7 +81,7 @@ def test_the_hook_of_another_threads_graph_is_not_this_ones() -> None:
 
 
 @pytest.mark.parametrize("hook", [logs, halves, Clips()])
-def test_what_another_hook_would_make_is_not_known(hook: Any) -> None:
+def test_gradients_past_other_hooks_are_not_measured(hook: Any) -> None:
     SEEN.clear()
     found, _ = told(hook)
     assert found.gradient.status == "unknown"

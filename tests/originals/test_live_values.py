@@ -45,7 +45,7 @@ def test_without_a_change_nothing_need_be_walked(values):
     assert values.doubtful() == [], "of 256 in doubt the graph would be walked"
 
 
-def test_what_moved_is_not_compared_with_memory_that_its_original_has_left(values):
+def test_moved_storages_are_not_compared_with_their_old_memory(values):
     both = torch.ones(2, 3)
     one = kept(both[0])
     values.add(one)
@@ -66,7 +66,7 @@ def test_a_change_of_any_value_that_lives_is_seen(write, values):
     assert are_as_saved(live)
 
 
-def test_what_writes_other_elements_of_its_storage_changes_nothing(values):
+def test_writes_to_other_elements_of_a_storage_change_nothing(values):
     live, held = values_of(10, values)
     both = torch.ones(2, 3)
     held.append(kept(both[0]))
@@ -123,7 +123,7 @@ def test_a_training_walks_few_of_its_graphs(monkeypatch):
     assert walked == [2, 2]
 
 
-def test_what_changes_after_many_right_rounds_is_measured():
+def test_changes_after_many_right_rounds_are_measured():
     weight = torch.ones(3, requires_grad=True)
     graphs = []
     with gradsan.watch("deep") as watched:

@@ -18,7 +18,7 @@ def _sweep():
     return sweep
 
 
-def test_a_kernel_that_is_seldom_another_is_told_from_a_mode_that_differs(monkeypatch):
+def test_an_unrepeatable_kernel_is_separated_from_a_mode_that_differs(monkeypatch):
     sweep = _sweep()
     calls = iter([0, 0, 1, 1, 0])  # two plain runs, the mode's, and both once more
     plain = type(torch.Tensor.sin)

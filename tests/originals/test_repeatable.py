@@ -99,7 +99,7 @@ def measured(output: torch.Tensor, wanted: list[Any], passed: list[str] | None =
 
 @each("kind", [Square, Clamped, Surrogate, Plain])
 @each("rest", [(), (None, "name")])
-def test_what_only_computes_is_run(kind: Any, rest: Any) -> None:
+def test_functions_that_only_compute_are_run(kind: Any, rest: Any) -> None:
     if rest and kind is not Clamped:
         rest = ()
     x = x_of()
@@ -257,7 +257,7 @@ IMPURE = [
 
 
 @each("kind", IMPURE)
-def test_what_may_do_more_is_not_run(kind: Any) -> None:
+def test_functions_with_side_effects_are_not_run(kind: Any) -> None:
     x = x_of()
     y = kind.apply(x * 2).sin()
     passed: list[str] = []

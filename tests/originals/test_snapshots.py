@@ -350,7 +350,7 @@ def test_a_view_that_has_no_graph_any_more_is_not_asked_for_one() -> None:
     assert not watched.report.seen.blind_spots
 
 
-def test_what_died_is_looked_for_at_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_snapshots_are_searched_at_a_bounded_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a data set of many arrays each new one, and each backward, looks at a few others, and finds the dead."""
     calls = collections.Counter[str]()
     for name in ("expired", "__del__"):

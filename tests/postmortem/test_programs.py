@@ -55,7 +55,7 @@ def test_the_diagnosis_is_that_of_a_watched_run(program):
 
 
 @each("program", PROGRAMS, ids=lambda path: path.stem)
-def test_how_sure_it_is(program):
+def test_confidence_of_the_answer(program):
     (diagnosis,) = gradsan.explain_exception(failed(program)).diagnoses
     assert diagnosis.confidence == ("likely" if told(diagnosis, "suspect") and is_sure(diagnosis) else "possible")
     assert any(note.key == f"note.autopsy.{diagnosis.confidence}" for note in diagnosis.notes)

@@ -62,7 +62,7 @@ def test_severities_are_mapped():
     assert commands(false_alarm())[0][0] == "warning"
 
 
-def test_what_is_written_is_what_the_runner_reads():
+def test_the_runner_reads_back_the_commands():
     text = "50%, a:b\r\n::error::no%0A"
     found = dataclasses.replace(bridge().diagnoses[0], title=plain(text), explanation=plain(text), fixes=(), notes=())
     [first, *_] = commands(dataclasses.replace(bridge(), diagnoses=(found,)))

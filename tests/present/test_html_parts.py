@@ -79,7 +79,7 @@ def test_the_editor_is_that_of_the_terminal_or_as_asked(choice, environ, begins)
 
 
 @each("value", ["notepad", "javascript:alert('{file}')", "JavaScript://{file}", "vscode://file", 7, ""])
-def test_what_is_no_editor_is_refused(value):
+def test_unknown_editors_are_refused(value):
     with pytest.raises(ValueError):
         checked_editor(value)
 

@@ -111,7 +111,7 @@ def test_an_early_report_without_the_added_fields_is_read():
         (b'{"schema": "gradsan.report/1"}', "report.broken"),
     ],
 )
-def test_what_cannot_be_read_is_said(tmp_path, content, key):
+def test_unreadable_reports_give_one_sentence(tmp_path, content, key):
     file = tmp_path / "report.json"
     if content is not None:
         file.write_bytes(content)

@@ -49,7 +49,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
 
 @every_mode
 @every_scenario
-def test_what_is_found(told, name, mode):
+def test_findings_of_each_scenario(told, name, mode):
     for rank in (0, 1):
         code = FOUND.get(name) or (ON_RANK_1.get(name) if rank == 1 else None)
         assert told[rank][f"{name} {mode}"]["codes"] == ([] if code is None else [code]), told[rank][f"{name} {mode}"]
@@ -63,7 +63,7 @@ def test_the_training_is_the_same_with_it(told, name, mode):
 
 @every_mode
 @each("name", [name for name, code in FOUND.items() if code == "GS217"])
-def test_what_was_gathered_anew(told, name, mode):
+def test_parameters_gathered_again(told, name, mode):
     said = told[0][f"{name} {mode}"]
     assert said["silent"]
     assert any(one.startswith("module.") and one.endswith(".weight") for one in said["tensors"]), said["tensors"]

@@ -73,7 +73,7 @@ print("went on", flush=True)
     ],
     ids=["a rank finishes its report", "the program's own handler", "a process that is alone"],
 )
-def test_what_torchrun_ends_while_a_report_is_written(rank, own, said, status):
+def test_a_rank_ended_while_writing_leaves_a_whole_report(rank, own, said, status):
     program = ENDED.format(own=own, rank=rank)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.stdout.split("\n")[:-1], done.returncode) == (said, status), done.stderr

@@ -145,7 +145,7 @@ def test_a_program_s_own_exception_passes(engine, leaf):
     assert engine.running == []
 
 
-def test_what_goes_wrong_in_on_failure_is_counted(engine, leaf):
+def test_failures_in_on_failure_are_counted(engine, leaf):
     engine.on_failure = lambda record, error: 1 / 0
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         fail(leaf)
@@ -319,7 +319,7 @@ def test_may_be_stopped_before_and_after(core, moment):
     assert core.running == []
 
 
-def test_is_told_what_gradients_can_be_differentiated(core):
+def test_calls_back_with_the_gradients_that_can_be_differentiated(core):
     core.active = True
     told = []
     core.on_differentiable = lambda *given: told.append(given)
@@ -336,7 +336,7 @@ def test_is_told_what_gradients_can_be_differentiated(core):
     assert (none, result) == ((), 7)
 
 
-def test_is_told_of_gradients_that_fill_no_grad_and_have_no_graph(core):
+def test_calls_back_for_gradients_that_fill_no_grad_and_have_no_graph(core):
     core.active = True
     told = []
     core.on_gradients = lambda *given: told.append(given)
@@ -350,7 +350,7 @@ def test_is_told_of_gradients_that_fill_no_grad_and_have_no_graph(core):
     assert (record[3], given, result) == (outputs, inputs, 7)
 
 
-def test_is_told_of_nodes(core):
+def test_calls_back_for_nodes(core):
     core.active = True
     told = []
     core.on_nodes = lambda holder, first, end: told.append((holder, first, end))
@@ -364,7 +364,7 @@ def test_is_told_of_nodes(core):
     assert len(told) == 1
 
 
-def test_is_told_of_writes_while_a_backward_runs(core):
+def test_calls_back_for_writes_while_a_backward_runs(core):
     core.active = True
     told = []
     core.on_write = lambda *what: told.append(what)
@@ -382,7 +382,7 @@ def test_is_told_of_writes_while_a_backward_runs(core):
     assert len(told) == 1
 
 
-def test_what_goes_wrong_there_does_not_reach_the_program(core):
+def test_failures_of_callbacks_do_not_reach_the_program(core):
     core.active = True
 
     def stop(*_):
@@ -455,7 +455,7 @@ def test_a_call_that_raised_ends_where_it_began(core):
     assert entry[5] == entry[6]
 
 
-def test_outputs_that_cannot_be_told_are_counted(core):
+def test_outputs_that_fail_to_be_read_are_counted(core):
     core.active = True
     assert core.engine(lambda t_outputs: 7)(3) == 7
     assert (core.log_errors, core.backward_log) == (1, [])
@@ -476,7 +476,7 @@ def test_the_logs_keep_the_youngest(core):
     assert core.step_log == core.backward_log == []
 
 
-def test_is_told_of_rounds_of_one_line(core):
+def test_calls_back_for_rounds_of_one_line(core):
     core.active = True
     told = []
     core.on_round = lambda record, rounds: told.append((record[0], rounds))

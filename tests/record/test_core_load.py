@@ -156,7 +156,7 @@ def test_a_log_that_wrapped_lets_its_stacks_go(core):
     assert sys.getrefcount(written) <= 3
 
 
-def test_what_an_allocation_runs_may_clear_the_log_that_is_read(core):
+def test_a_log_may_be_cleared_while_it_is_read(core):
     core.active = True
     exp, leaf, thread = plain(core, torch.exp), torch.ones(2, requires_grad=True), threading.get_ident()
     for _ in range(3):

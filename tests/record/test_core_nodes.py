@@ -122,7 +122,7 @@ def test_a_loop_is_one_entry(core, exp, leaf):
     assert near(core, results[0]) == near(core, results[-1])
 
 
-def test_what_comes_between_parts_a_loop(core, exp, leaf):
+def test_other_nodes_split_a_loop(core, exp, leaf):
     entries = set()
     for turn in range(60):
         result = exp(leaf)
@@ -268,7 +268,7 @@ def test_both_cores_log_the_same_nodes(both, leaf):
     assert logs[0] == logs[1]
 
 
-def test_what_goes_wrong_while_a_node_is_logged_is_counted(core, exp, leaf, monkeypatch):
+def test_failures_while_a_node_is_logged_are_counted(core, exp, leaf, monkeypatch):
     if core.is_native:
         pytest.skip("in C nothing of it can be made to fail from here but memory")
     monkeypatch.setattr(core, "stack_from", lambda frame: 1 / 0)

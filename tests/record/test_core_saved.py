@@ -140,7 +140,7 @@ def test_python_is_asked_for_a_storage_that_is_left_alone_and_while_the_hooks_ar
     assert len(asked) == 3
 
 
-def test_what_listens_hears_of_each_value_and_may_raise():
+def test_a_listener_is_called_for_each_value_and_may_raise():
     core = log.make_core(True)
     core.active = True
     values, heard = saved_values(core, None, None, (), ()), []

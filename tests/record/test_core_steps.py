@@ -123,7 +123,7 @@ def test_a_step_that_raises_has_no_end(stepping):
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.Adadelta, torch.optim.RMSprop])
 @pytest.mark.parametrize("foreach", [False, True])
-def test_what_torch_s_optimizers_write_is_told_by_the_entries_alone(stepping, kind, foreach):
+def test_writes_of_torchs_optimizers_are_in_the_step_entries_alone(stepping, kind, foreach):
     made = parameters(2, 3)
     optimizer = kind(made, lr=0.1, foreach=foreach)
     for _ in range(2):
@@ -168,7 +168,7 @@ class Descent(torch.optim.Optimizer):
                 parameter.add_(parameter.grad, alpha=-0.1)
 
 
-def test_what_the_program_s_own_optimizer_writes_is_logged(stepping):
+def test_writes_of_the_programs_own_optimizer_are_logged(stepping):
     made = parameters(2, 3)
     Descent(made).step()
     assert [entry[0] for entry in stepping.step_log] == ["begin", "end"]
@@ -222,7 +222,7 @@ class Refusing(torch.Tensor):
 
 
 @pytest.mark.parametrize("groups", [None, 3, [3], [{}], [{"params": 3}], [{"params": [3]}], [{"params": [Refusing()]}]])
-def test_what_cannot_be_read_is_counted(core, groups):
+def test_unreadable_parameters_are_counted(core, groups):
     odd = Odd(groups)
     assert core.step_begin(odd, (), {}) is None
     assert core.step_end(odd, (), {}) is None
@@ -356,7 +356,7 @@ def test_memory_of_a_step_that_raised_may_be_used_again():
     assert [diagnosis.code for diagnosis in watched.diagnoses] == ["GS120"]
 
 
-def test_is_told_of_optimizers_that_are_not_settled(stepping):
+def test_calls_back_for_optimizers_that_are_not_settled(stepping):
     optimizer = torch.optim.SGD(parameters(2), lr=0.1)
     told = []
     stepping.on_step_begin = lambda one: told.append(("begin", one, stepping.open_steps))

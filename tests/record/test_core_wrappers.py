@@ -299,7 +299,7 @@ def test_stacks_can_be_made_by_hand(core):
     assert (stack.codes, stack.lastis) == ((code, code), (2, -1))
 
 
-def test_is_told_of_operators_that_are_not_quiet(core):
+def test_calls_back_for_operators_that_are_not_quiet(core):
     core.active = True
     told = []
     core.on_operator = lambda args, kwargs: told.append((args, kwargs))
@@ -378,7 +378,7 @@ def test_a_relay_changes_what_a_hook_is_given_and_gives(core):
         relay("abc", "d")
 
 
-def test_what_goes_wrong_in_a_listener_is_counted(core):
+def test_failures_in_a_listener_are_counted(core):
     core.active = True
     errors = core.log_errors
     assert core.listener(len, lambda args, kwargs: 1 / 0, None)("abc") == 3

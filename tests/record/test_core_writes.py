@@ -139,7 +139,7 @@ def test_no_logged_write_keeps_a_tensor(patched):
     assert seen() is None
 
 
-def test_what_torch_optimizers_write_in_a_step_is_left_out(core):
+def test_writes_within_a_step_of_torchs_optimizers_are_left_out(core):
     core.active = True
     add = core.writer(torch.Tensor.add_, "add_", "inplace", 0, None)
     names = {"add": add, "torch": torch}
@@ -242,7 +242,7 @@ def test_a_list_that_shrinks_while_it_is_logged(core):
 
 
 @pytest.mark.parametrize("target", [(), [], [None, 1], None, 3, "text", {"a": 1}])
-def test_what_is_no_tensor_is_not_logged(core, target):
+def test_writes_to_other_objects_are_not_logged(core, target):
     core.active = True
     assert core.writer(len_of, "op", "inplace", 0, None)(target) is target
     assert core.writer(len_of, "op", "out", -1, "out")(out=target) is target

@@ -38,7 +38,7 @@ class Derived(Base):
 
 
 @each("name", ["kind", "method", "of_nobody", "value", "__eq__", "__doc__", "__name__", "mro"])
-def test_what_stands_there_is_what_python_gives(name: str) -> None:
+def test_attributes_are_those_that_python_gives(name: str) -> None:
     assert standing(Derived, name) == getattr(Derived, name)
 
 
@@ -46,7 +46,7 @@ def test_a_class_method_is_bound_to_the_class_that_was_asked() -> None:
     assert standing(Derived, "of_class")() == "Derived"
 
 
-def test_what_is_not_there_is_none() -> None:
+def test_missing_attributes_are_none() -> None:
     assert standing(Derived, "missing") is standing(torch, "missing") is None
     assert standing(torch, "add") is torch.add
 

@@ -44,7 +44,7 @@ def test_each_write_is_there_once() -> None:
     assert clocks(recent) == {7: [1, 3], 8: [2]}
 
 
-def test_what_autograd_knows_of_is_left_out() -> None:
+def test_recorded_writes_are_left_out() -> None:
     log = Log()
     log.write(0)
     log.write(7, is_parameter=True)

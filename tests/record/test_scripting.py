@@ -76,7 +76,7 @@ def test_the_wrappers_are_back_afterwards(watched: None) -> None:
     assert F.relu is before[0]
 
 
-def test_what_is_undone_meanwhile_stays_undone() -> None:
+def test_patches_undone_meanwhile_stay_undone() -> None:
     original, patches = F.silu, Patches()
     patches.set(F, "silu", lambda x: x)
     patches.set(F, "silu", lambda x: x + 1)

@@ -101,7 +101,7 @@ def test_the_native_core_logs_what_indexing_saves() -> None:
 
 
 @pytest.mark.parametrize("native", core_kit.CORES)
-def test_what_a_program_puts_there_meanwhile_stays(native: bool) -> None:
+def test_slots_set_by_the_program_meanwhile_stay(native: bool) -> None:
     class Own(torch.Tensor):
         pass
 

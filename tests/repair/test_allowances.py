@@ -71,7 +71,7 @@ def test_an_augmented_leaf_becomes_a_new_tensor(x):
     assert gradient_of(leaf, x.sum()) == [[3, 3, 3], [3, 3, 3]]
 
 
-def test_what_was_not_asked_for_is_still_refused(x):
+def test_other_statements_are_still_refused(x):
     with carrying("record_views"), pytest.raises(RuntimeError, match="leaf Variable"):
         x += 1
     with carrying("write_leaves"), pytest.raises(RuntimeError, match="size"):
@@ -152,7 +152,7 @@ def test_gradients_are_cleared_beside_the_graph_on_them(monkeypatch, owner):
     assert layer.weight.grad.tolist() == [[6, 12]]
 
 
-def test_what_out_takes_is_recorded_in_every_round(x):
+def test_results_with_out_are_recorded_in_every_round(x):
     room = torch.empty(2, 3)
     with carrying("record_out"):
         for factor in (2.0, 5.0):

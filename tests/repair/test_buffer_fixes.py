@@ -95,7 +95,7 @@ def test_a_list_of_buffers_becomes_one_of_places(suggested):
         "for a in net.buffers():\n    a.data.mul_(2)\n",
     ],
 )
-def test_what_is_no_walk_over_buffers_is_left_alone(suggested, program):
+def test_other_loops_are_left_alone(suggested, program):
     line = next(number for number, row in enumerate(program.split("\n"), 1) if "mul_" in row)
     assert suggested(renew_buffers, program, [(line, "mul_")]) == []
 
@@ -114,7 +114,7 @@ def test_a_refresh_goes_behind_the_backward(suggested):
 
 
 @each("write", ["loss = refresh(loss)", "loss.backward()", "if x: opt.step()", "net.p.grad.mul_(2)", "net; f()"])
-def test_what_may_be_read_in_between_stays(suggested, write):
+def test_buffers_read_in_between_stay(suggested, write):
     program = f"loss = net(x).mean()\n{write}\nloss.backward()\n"
     assert suggested(reorder_update, program, [(2, "copy_")], used=3) == []
 

@@ -54,7 +54,7 @@ def test_all_steps_of_the_reference_must_have_been_compared():
     assert not compare(run(gradients([1.0]), gradients([1.0])), run(gradients([1.0]))).is_equal
 
 
-def test_optimizers_are_told_apart_by_their_parameters():
+def test_optimizers_are_matched_by_their_parameters():
     first, second = gradients([1.0], key="step 1"), gradients([2.0], key="step 3")
     assert compare(run(first, second), run(second, first)).is_equal
 
@@ -69,7 +69,7 @@ def test_nan_is_a_difference():
     assert compare(run(gradients([1.0])), run(gradients([math.nan]))).difference == math.inf
 
 
-def test_leaves_are_told_apart_by_their_labels_in_any_order():
+def test_leaves_are_matched_by_their_labels_in_any_order():
     right = Gradients("backward", gradients([1.0], [2.0], None).values, ("a", "b", "c"))
     turned = Gradients("backward", gradients([2.0], None, [1.0]).values, ("b", "c", "a"))
     swapped = Gradients("backward", gradients([1.0], None, [2.0]).values, ("b", "c", "a"))
@@ -101,7 +101,7 @@ def test_gradients_that_nobody_has_show_nothing():
         (None, gradients([2.0]), True),
     ],
 )
-def test_what_the_last_backward_leaves_behind_the_last_step_counts(right, tried, is_equal):
+def test_gradients_left_after_the_last_step_count(right, tried, is_equal):
     step = (gradients([1.0, 2.0]),)
     found = compare(Recording(steps=step, finished=True, left=right), Recording(steps=step, finished=True, left=tried))
     assert found.is_equal is is_equal
@@ -118,13 +118,13 @@ def test_what_the_last_backward_leaves_behind_the_last_step_counts(right, tried,
         ((gradients([1.0], key="step 1"),), (gradients([2.0]),), False),
     ],
 )
-def test_what_one_step_leaves_is_compared_where_nothing_tells_what_becomes_of_it(left, other, differs):
+def test_results_of_one_step_are_compared_where_no_later_one_follows(left, other, differs):
     step = gradients([1.0])
     found = compare(replace(run(step), undecided=left), replace(run(step), undecided=other))
     assert (found.left_differs, found.is_equal, found.difference) == (differs, not differs, 0)
 
 
-def test_what_is_left_is_not_told_of_runs_that_differ_anyway():
+def test_leftovers_are_not_named_for_runs_that_differ_anyway():
     right = replace(run(gradients([1.0])), undecided=(gradients([1.0]),))
     found = compare(right, replace(run(gradients([2.0])), undecided=(gradients([2.0]),)))
     assert (found.left_differs, found.is_equal) == (False, False)

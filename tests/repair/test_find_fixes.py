@@ -241,7 +241,7 @@ def test_a_buffer_that_two_operations_have_saved_is_copied_for_each(tmp_path, mo
     assert (best.kind, best.verification.training) == ("clone_before_mutation", "same")
 
 
-def test_what_one_statement_carries_beside_a_state_that_was_cut(tmp_path, monkeypatch):
+def test_a_second_state_of_a_statement_is_detached_too(tmp_path, monkeypatch):
     found = search(tmp_path, monkeypatch, TWO_STATES)
     assert [diagnosis.code for diagnosis in found.diagnoses] == ["GS401", "GS401"]
     assert passed(found) == [("detach_carried_state", "changed")]
@@ -270,14 +270,14 @@ def test_a_right_program_has_nothing_to_mend(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["ValueError", "KeyboardInterrupt"])
-def test_what_gradsan_cannot_explain_is_said_to_be_so(tmp_path, monkeypatch, kind):
+def test_unexplained_errors_are_named_so(tmp_path, monkeypatch, kind):
     found = search(tmp_path, monkeypatch, f"raise {kind}")
     assert found.diagnoses == ()
     assert found.exception[0] == kind
 
 
 @pytest.mark.long
-def test_what_pytorch_does_not_report_is_mended_too(tmp_path, monkeypatch):
+def test_silent_faults_are_mended_too(tmp_path, monkeypatch):
     fused = REORDER.replace("SGD(", "Adam(").replace("lr=0.1", "lr=0.1, fused=True").replace("range(2)", "range(1)")
     found = search(tmp_path, monkeypatch, fused)
     assert found.exception is None

@@ -87,7 +87,7 @@ def gradients(*numbers):
     return Gradients("step 2", (((2,), array("d", numbers).tobytes(), sqrt(fsum(one * one for one in numbers))),))
 
 
-def test_what_was_not_finite_is_compared_nowhere_and_the_rest_everywhere():
+def test_only_finite_values_are_compared():
     nan = float("nan")
     bad, good = ((gradients(1, 2), gradients(nan, 3), last) for last in (gradients(nan, nan), gradients(8, 9)))
     reference = Recording(steps=bad, backwards=bad, begun=(1.0, 2.0, nan))

@@ -99,7 +99,7 @@ def test_a_call_is_given_an_argument(tmp_path, call, told):
         ("another", "DDP(net)", None),
     ],
 )
-def test_the_wrapper_is_told_what_is_advised(tmp_path, kind, wrapped, told):
+def test_the_wrapper_gets_the_advised_argument(tmp_path, kind, wrapped, told):
     file = tmp_path / "program.py"
     file.write_text(f"net = {wrapped}\nnet(x).sum().backward()\n")
     found = arguments.find_unused_parameters_in_ddp(advised(file, kind))

@@ -39,7 +39,7 @@ def test_a_second_change_counts_lines_of_the_first(tmp_path):
 
 
 @pytest.mark.parametrize("lines", [[(1, "a = (")], [(7, "a = 1")]])
-def test_what_would_not_be_python_is_refused(tmp_path, lines):
+def test_patches_that_are_not_python_are_refused(tmp_path, lines):
     with pytest.raises(PatchError):
         patched(tmp_path, b"a = 1\n", lines)
 

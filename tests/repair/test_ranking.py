@@ -82,13 +82,13 @@ def test_the_same_training_comes_before_the_same_gradients_and_what_the_cause_im
     assert kinds(ranked_fixes(several)) == ["same", "gradients", "recompute_forward", "sum_losses"]
 
 
-def test_where_the_training_changes_the_diagnosis_order_decides_before_difference_and_cost(tmp_path):
+def test_for_a_changed_training_the_diagnosis_order_decides_before_difference_and_cost(tmp_path):
     pair = [tried(tmp_path, "advised", meaning="changed", size=3), tried(tmp_path, "cheap", meaning="changed")]
     again = replace(pair[0], fix=replace(pair[0].fix, summary=Message("fix.ran_to_end")))
     assert kinds(ranked_fixes([*pair, again])) == ["advised", "advised", "cheap"]
 
 
-def test_where_a_statement_was_refused_the_diagnosis_order_decides_before_the_cost(tmp_path):
+def test_after_a_refused_statement_the_diagnosis_order_decides_before_the_cost(tmp_path):
     pair = [tried(tmp_path, "meant"), tried(tmp_path, "cheap")]
     found = measured(pair, costs(meant=Cost(200, 200), cheap=Cost(100, 100)))
     assert kinds(ranked_fixes(found)) == ["cheap", "meant"]

@@ -94,7 +94,7 @@ def test_random_numbers_and_workers_are_the_same_in_every_trial(tmp_path, monkey
     assert best(found).verification.gradient_difference == 0
 
 
-def test_what_cannot_be_replayed_is_said_to_be_so(tmp_path, monkeypatch):
+def test_unrepeatable_programs_are_named_so(tmp_path, monkeypatch):
     found = search(tmp_path, monkeypatch, ENTROPY)
     assert [one.key for one in found.problems] == ["fix.not_replayable"]
     fix = best(found)
@@ -151,7 +151,7 @@ def fault(cause, *kinds, silent=False):
         ((1.0,), (), False, False),
     ],
 )
-def test_losses_tell_whether_two_runs_are_the_same(first, again, silent, same):
+def test_losses_decide_whether_two_runs_are_the_same(first, again, silent, same):
     trial = Trial(1, Recording(begun=first), (fault("any", silent=silent),))
     assert is_replayable(trial, Trial(1, Recording(begun=again))) is same
 
@@ -172,7 +172,7 @@ def test_the_reference_carries_out_what_pytorch_refuses():
     assert not was_refused(fault("result_overwritten"))
 
 
-def test_places_of_a_patched_program_are_told_by_the_files_on_disk(tmp_path):
+def test_places_of_a_patched_program_are_those_of_the_files_on_disk(tmp_path):
     from gradsan.model import Frame, Site
     from gradsan.repair.patch import Patch, on_disk
 

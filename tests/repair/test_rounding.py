@@ -33,7 +33,7 @@ def record(loss, *values):
     return Recording(steps=(Gradients("step 3", gradients),), begun=(loss,), losses=(loss,), finished=True)
 
 
-def test_each_gradient_is_told_by_its_name_and_a_vanishing_one_by_the_others():
+def test_each_gradient_is_judged_by_itself_and_a_vanishing_one_by_the_others():
     eager = record(1.0, (1.0, 2.0), (1e-9, 0.0))
     told = judged(eager, record(1.0, (1.0, 2.1), (-1e-9, 0.0)), NAMES, lambda _: 1e-6)
     (found,) = told.found
@@ -42,7 +42,7 @@ def test_each_gradient_is_told_by_its_name_and_a_vanishing_one_by_the_others():
     assert (told.losses, told.gradients, told.parameters) == (1, 2, 2)
 
 
-def test_what_rounding_does_by_itself_is_taken_off():
+def test_the_rounding_of_two_plain_runs_is_subtracted():
     eager = record(1.0, (1.0, 2.0), (0.5, 0.5))
     noise = sizes(eager, record(1.0, (1.0, 2.01), (0.5, 0.5)), NAMES)
     told = judged(eager, record(1.0, (1.0, 2.02), (0.5, 0.5)), NAMES, lambda _: 1e-6)

@@ -57,7 +57,7 @@ def test_installed_modules_are_named_and_those_of_the_user_are_read(tmp_path, mo
         ("import torch\nos.environ['MODE_OF_TEST'] = str(1)", {}, True),
     ],
 )
-def test_what_a_program_sets_before_its_imports_is_set_for_them(tmp_path, monkeypatch, line, environment, is_known):
+def test_settings_before_the_imports_apply_to_them(tmp_path, monkeypatch, line, environment, is_known):
     found = preload(tmp_path, monkeypatch, main=f"import os\n{line}\nimport torch\n")
     assert (found.environment, found.is_known) == (environment, is_known)
 

@@ -129,7 +129,7 @@ def test_a_silent_fault_is_mended(tmp_path, monkeypatch, program, code, kind, me
     ],
     ids=["other_network", "handed_out", "let_go", "on_context"],
 )
-def test_what_is_cut_or_copied_keeps_the_gradients(tmp_path, monkeypatch, text, code, kind, added):
+def test_detached_or_copied_values_keep_the_gradients(tmp_path, monkeypatch, text, code, kind, added):
     found = search(tmp_path, monkeypatch, text)
     fix = first_that_passed(found)
     assert (found.diagnoses[0].code, fix.kind, fix.meaning) == (code, kind, "preserved")
@@ -145,7 +145,7 @@ def test_what_is_cut_or_copied_keeps_the_gradients(tmp_path, monkeypatch, text, 
         (2, False, "changed", "help.detach_other_network_how"),
     ],
 )
-def test_a_round_tells_of_the_next_only_if_it_clears(tmp_path, monkeypatch, rounds, clears_first, meaning, how):
+def test_a_round_shows_the_next_only_if_it_clears(tmp_path, monkeypatch, rounds, clears_first, meaning, how):
     text = GAN.replace("range(2)", f"range({rounds})")
     if not clears_first:
         text = text.replace("    g_opt.zero_grad()\n", "").replace(

@@ -118,7 +118,7 @@ def test_a_loss_of_a_closure_is_computed_in_it(program):
     )
 
 
-def test_what_is_read_elsewhere_stays_as_well(program):
+def test_values_read_elsewhere_stay(program):
     file = program("""
         loss = model(x)
 

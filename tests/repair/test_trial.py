@@ -88,7 +88,7 @@ def test_it_ends_where_the_reference_was_ended(program):
     assert (ends.recording.was_ended, len(ends.recording.steps)) == (True, 3)
 
 
-def test_what_a_trial_reads_itself_is_not_watched(program):
+def test_reads_of_the_trial_itself_are_not_watched(program):
     (program / "main.py").write_text(PROGRAM.replace("from helper import scale", "scale = torch.clone"))
     done = trial()
     # Those by which the layer gets its first weights.

@@ -72,7 +72,7 @@ def test_the_only_cut_is_undone(text, live, kinds, changed, tmp_path):
         ("agents[1].h", [("agents", "list", ["other"]), ("agents[1]", "object", [])], None),
     ],
 )
-def test_what_is_held_is_cut_off_behind_the_round(path, around, line, tmp_path):
+def test_held_states_are_detached_after_the_round(path, around, line, tmp_path):
     file = tmp_path / "train.py"
     file.write_text("import torch\nmemory = deque(maxlen=9)\nwhile True:\n    loss.backward()\n    report(loss)\n")
     layers = tuple(Layer(name, kind, tuple(items)) for name, kind, items in around)
@@ -84,7 +84,7 @@ def test_what_is_held_is_cut_off_behind_the_round(path, around, line, tmp_path):
 
 
 @each(("asked", "form"), [("h", "{}.detach().requires_grad_()"), ("w", "{}.detach()")])
-def test_what_grad_is_asked_for_stays_a_leaf(asked, form, tmp_path):
+def test_inputs_of_autograd_grad_stay_leaves(asked, form, tmp_path):
     file = tmp_path / "train.py"
     file.write_text(f"h = f(h)\n(g,) = torch.autograd.grad(loss, [{asked}])\n")
     change = source.detach_at(Frame(str(file), 1, "<module>", is_user=True), "h")

@@ -50,5 +50,5 @@ def test_memory_of_its_own(tmp_path, text, call, bypass, changed):
         ("print(net(x))", "net(x)", False),
     ],
 )
-def test_what_a_line_binds(tmp_path, text, call, binds):
+def test_names_that_a_line_binds(tmp_path, text, call, binds):
     assert binds_result(frame_at(tmp_path, text, call)) is binds

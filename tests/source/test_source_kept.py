@@ -18,7 +18,7 @@ from gradsan.source import additions
         ("total = torch.cat((out, total), 1)", "out", "total = torch.cat((out.detach(), total), 1)"),
     ],
 )
-def test_what_is_added(tmp_path, line, value, changed):
+def test_the_added_value(tmp_path, line, value, changed):
     (tmp_path / "program.py").write_text(line + "\n")
     (found,) = additions(Frame(str(tmp_path / "program.py"), 1, "<module>"), "total")
     assert (found.value, found.change.new) == (value, changed)
@@ -35,6 +35,6 @@ def test_what_is_added(tmp_path, line, value, changed):
         "other = total + loss",
     ],
 )
-def test_where_nothing_or_more_than_one_is_added(tmp_path, line):
+def test_nothing_or_several_values_added(tmp_path, line):
     (tmp_path / "program.py").write_text(line + "\n")
     assert additions(Frame(str(tmp_path / "program.py"), 1, "<module>"), "total") == ()

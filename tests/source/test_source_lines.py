@@ -41,7 +41,7 @@ def test_declared_encoding(tmp_path):
 
 
 @each("data", [b"# coding: nonsense\nx = 1\n", b"x = '\xff'\n", b"\x00\x01"])
-def test_what_cannot_be_decoded_or_parsed_gives_nothing(tmp_path, data):
+def test_undecodable_or_invalid_files_give_nothing(tmp_path, data):
     path = tmp_path / "bad.py"
     path.write_bytes(data)
     assert read_source(str(path)) is None

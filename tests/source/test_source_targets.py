@@ -130,7 +130,7 @@ def test_written_with_torch(tmp_path, text, op, expected):
     assert written_expression(without_columns(places[-1]), op) == expected
 
 
-def test_elements_of_a_tuple_are_told_apart_by_column(tmp_path):
+def test_elements_of_a_tuple_are_separated_by_column(tmp_path):
     ran = run_with_fakes(tmp_path, "x[i], x.h[j] = g()")
     if HAS_COLUMNS:
         found = [written_expression(ran.frame("__setitem__", index), "__setitem__") for index in (0, 1)]

@@ -80,7 +80,7 @@ def test_rules(program, text, takes):
 
 
 @each("text", ["", "101", "GS10", "GS101:train.py:x:y", "GS101 train.py"])
-def test_what_is_no_rule(text):
+def test_invalid_rules_are_refused(text):
     with pytest.raises(RuleError):
         parse_rule(text)
 
@@ -106,7 +106,7 @@ def test_a_baseline_survives_edits_elsewhere_and_not_of_the_lines(program, tmp_p
     assert (len(done.kept), done.known, done.gone) == (1, 0, 1)
 
 
-def test_what_is_no_baseline(tmp_path):
+def test_invalid_baselines_are_refused(tmp_path):
     (tmp_path / "x.json").write_text("{}")
     with pytest.raises(ValueError, match=r"x\.json"):
         read_baseline(tmp_path / "x.json")

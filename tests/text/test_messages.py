@@ -127,7 +127,7 @@ def test_count_chooses_the_wording(strict, catalogue, count, said):
     assert say(Message("rows", {"count": count}), "en") == said
 
 
-def test_what_is_missing_is_an_error_in_tests(strict, catalogue):
+def test_missing_messages_are_errors_in_tests(strict, catalogue):
     with pytest.raises(KeyError, match=r"no message 'nothing\.here' in text/en"):
         say(Message("nothing.here"), "en")
     with pytest.raises(KeyError, match=r"no message 'only\.english' in text/zh"):
