@@ -8,6 +8,7 @@ it. PyTorch's own names, and its convention for methods that work in place
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 INITIALISERS = frozenset({"reset_parameters", "init_weights", "_init_weights", "initialize"})
@@ -19,6 +20,11 @@ on the bytecode of the forward.
 
 _SETTING_UP = frozenset({"init", "initialise", "initialize", "reset", "build", "load"})
 _PARAMETERS = frozenset({"weight", "bias"})
+_STEP_FUNCTION = re.compile(
+    r"(^|_)(sign|sgn|round|floor|ceil|trunc)(_|$)|heaviside|binar|ternar|quant|discret|bernoulli|argmax|one_hot"
+)
+_ACTIVATIONS = ("act", "relu", "elu", "silu", "swish", "mish", "drop", "nonlin", "non_lin", "tanh", "sigmoid")
+_WITHOUT_TRAINING = re.compile(r"infer|generat|export|deploy|onnx|tracing|scripting|\beval|test_mode|cache|incremental")
 _DATA_PARALLEL = frozenset({"DistributedDataParallel", "DDP"})
 
 
@@ -72,6 +78,39 @@ def is_layers_parameter(attribute: str) -> bool:
     Needed by manual updates of a layer's weights. Holds back the fix that would rebind the attribute.
     """
     return attribute in _PARAMETERS
+
+
+def is_step_function(function: str) -> bool:
+    """Whether a function is named like one whose derivative is zero: it rounds, takes signs, or quantises.
+
+    Needed by straight-through estimators with functions of their own, such as ``binarize``. Keeps gradsan silent about
+    a change past autograd, which is the purpose there (GS202).
+    """
+    return _STEP_FUNCTION.search(function.lower()) is not None
+
+
+def is_activation(module: str) -> bool:
+    """Whether a module that the file does not construct is named like one activation or dropout: ``self.act``.
+
+    Needed by blocks that take ``act`` as an argument. Decides which argument of a call is the written tensor.
+    """
+    return any(part in module.lower() for part in _ACTIVATIONS)
+
+
+def is_gradient(variable: str) -> bool:
+    """Whether a variable is named like a gradient, or like the learning rate that multiplies one.
+
+    Needed by updates by hand, ``w -= lr * g``. Chooses between words, and puts ``no_grad`` first among fixes (GS301).
+    """
+    return variable in ("g", "lr") or "grad" in variable.lower()
+
+
+def excludes_training(names: Iterable[str]) -> bool:
+    """Whether the names in a condition suggest that no training takes its branch: ``if self.export``.
+
+    Needed by caches of generation and branches for tracing. Keeps ``gradsan lint`` silent there.
+    """
+    return any(map(_WITHOUT_TRAINING.search, names))
 
 
 def wraps_for_ranks(called: str) -> bool:

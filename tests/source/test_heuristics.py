@@ -16,6 +16,9 @@ from gradsan import heuristics
             ["initial", "loader", "forward"],
         ),
         (heuristics.is_layers_parameter, ["weight", "bias"], ["weights", "scale", "data"]),
+        (heuristics.is_step_function, ["binarize", "my_round", "fake_quantise"], ["around", "scale", "designed"]),
+        (heuristics.is_activation, ["act", "nonlinearity", "dropout1"], ["norm", "conv", "pool"]),
+        (heuristics.is_gradient, ["g", "lr", "grad_w", "sum_of_grads"], ["weight", "loss", "x"]),
         (heuristics.wraps_for_ranks, ["DDP", "DistributedDataParallel"], ["DataParallel", "ddp", ""]),
     ],
 )
@@ -26,3 +29,9 @@ def test_a_name_suggests(guess, fitting, others):
 
 def test_classes_begin_with_a_capital_letter():
     assert heuristics.class_names(["Net", "_Cell", "SGD", "step", "x", "_", ""]) == {"Net", "_Cell", "SGD"}
+
+
+def test_a_condition_suggests_that_nothing_is_trained():
+    assert heuristics.excludes_training(["self", "export"])
+    assert heuristics.excludes_training(["inference_params"])
+    assert not heuristics.excludes_training(["self", "training", "retrieval"])

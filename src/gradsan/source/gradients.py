@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import functools
-import re
 from collections.abc import Iterator
 
+from gradsan.heuristics import is_step_function
 from gradsan.model import Frame
 from gradsan.source.change import Change, edited, with_keyword
 from gradsan.source.collected import is_inside
@@ -24,9 +24,6 @@ from gradsan.source.tree import ScopeNode, SourceFile, header_nodes, read_source
 
 _CONSTANT = frozenset({"sign", "sgn", "round", "floor", "ceil"})
 """Operations whose derivative is zero: their result is data, too."""
-_DISCRETE = re.compile(
-    r"(^|_)(sign|sgn|round|floor|ceil|trunc)(_|$)|heaviside|binar|ternar|quant|discret|bernoulli|argmax|one_hot"
-)
 _FIELDS = frozenset({"grad", "data"})
 
 
@@ -127,7 +124,7 @@ def makes_discrete(frame: Frame) -> bool:
     scaled = _scaled_name(statement.node)
     calls = [one for one in header_nodes(statement.node) if isinstance(one, ast.Call)]
     named = [(leaf_name(one.func), one) for one in calls]
-    found = [one for name, one in named if name is not None and _DISCRETE.search(name.lower())]
+    found = [one for name, one in named if name is not None and is_step_function(name)]
     return any(
         (scaled is None or scaled in _names_read(one)) and not _is_of_factor(statement.source, one) for one in found
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TypeAlias
 
+from gradsan.heuristics import is_activation
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.identifiers import Binding, bindings_of, chain_key, constant_key, imported_as, leaf_name
@@ -12,7 +13,6 @@ from gradsan.source.locate import expression_at
 from gradsan.source.tree import SourceFile, read_source
 
 _CONTAINERS = frozenset({"Sequential", "ModuleList"})
-_DECIDING_NAMES = ("act", "relu", "elu", "silu", "swish", "mish", "drop", "nonlin", "non_lin", "tanh", "sigmoid")
 _MAX_DEPTH = 4
 
 
@@ -25,8 +25,7 @@ def is_elementwise_module(source: SourceFile, callee: ast.expr) -> bool:
     calls = [value for value in values if isinstance(value, ast.Call)]
     if calls:
         return all(leaf_name(call.func) in _POSITIONS for call in calls)
-    name = (leaf_name(callee) or "").lower()
-    return any(part in name for part in _DECIDING_NAMES)
+    return is_activation(leaf_name(callee) or "")
 
 
 def constructors(source: SourceFile, callee: ast.expr, depth: int = 0) -> list[ast.expr]:

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from gradsan.heuristics import is_gradient
 from gradsan.model import Frame
 from gradsan.source.bindings import last_binding
 from gradsan.source.flow import reaching
@@ -88,7 +89,7 @@ def reads_gradient(frame: Frame, *, or_beside: bool = False) -> bool:
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
     if any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in nodes):
         return True
-    if any(name in {"g", "lr"} or "grad" in name.lower() for name in names):
+    if any(map(is_gradient, names)):
         return True
     scope = statement.function or statement.source.module
     made = (one for one in ast.walk(scope) if isinstance(one, ast.Assign) and names & set(assigned_names(one)))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 
+from gradsan.heuristics import excludes_training
 from gradsan.lint.engine.assignments import Assignments, is_none_value
 from gradsan.lint.engine.base import EnoughError, Loop, LoopEntry
 from gradsan.lint.engine.state import State
@@ -24,7 +24,6 @@ from gradsan.lint.engine.values import (
 
 _RAISING = frozenset({"raises", "assertRaises", "assertRaisesRegex", "assertWarns", "suppress"})
 _HOOKING = frozenset({"save_on_cpu", "saved_tensors_hooks", "allow_mutation_on_saved_tensors"})
-_WITHOUT_TRAINING = re.compile(r"infer|generat|export|deploy|onnx|tracing|scripting|\beval|test_mode|cache|incremental")
 _ROUNDS = 2
 
 
@@ -104,7 +103,7 @@ class Statements(Assignments):
     def _hush(self, test: ast.expr, holds: State, fails: State) -> None:
         """Report nothing in code that runs without training (``if inference_params is not None``)."""
         names = [str(getattr(one, "id", getattr(one, "attr", ""))) for one in ast.walk(test)]
-        if isinstance(test, ast.Call) or not _WITHOUT_TRAINING.search(" ".join(names)):
+        if isinstance(test, ast.Call) or not excludes_training(names):
             return
         is_negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
         if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Is):
