@@ -33,7 +33,7 @@ from gradsan.record import ledger
 from gradsan.record.backwards import run_in_threads
 from gradsan.record.detector import Detector, KnownConflicts, Run, is_written_at
 from gradsan.record.ledger import RawCall, RawWrite, RecentWrites, call_that_made
-from gradsan.record.log import Log
+from gradsan.record.log import Log, RawStack
 from gradsan.record.stacks import begin_elsewhere, is_around, symbolise, within_torch
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -301,7 +301,7 @@ class ChangedValues(Detector):
             return False
         return has_made(made, raw, self._core)
 
-    def has_found(self, stack: Any) -> bool:
+    def has_found(self, stack: RawStack) -> bool:
         """Whether a write at ``stack`` belongs to a known conflict, or to one that waits for a gradient."""
         waiting = (one.conflict for one in self._pending)
         return self._findings.knows(stack) or any(is_written_at(conflict, stack) for conflict in waiting)

@@ -24,6 +24,7 @@ from gradsan.detect.recomputation import Call, Change, Fingerprint, Tally, compa
 from gradsan.graph.reached import TooMuchError, parameter_names
 from gradsan.model import Conflict, Message
 from gradsan.record.detector import Detector, KnownConflicts, Run
+from gradsan.record.log import RawStack
 from gradsan.record.patches import Patches
 from gradsan.record.stacks import is_own_file, symbolise
 
@@ -37,7 +38,7 @@ class _Forward(NamedTuple):
     frame: Any
     args: Sequence[Any]
     inputs: Fingerprints
-    stack: Any
+    stack: RawStack
 
 
 class Checkpoints(Detector):
@@ -196,7 +197,7 @@ class Checkpoints(Detector):
             self._remember(forward.frame, function, arguments, forward.stack, inputs=forward.inputs)
 
     def _begin_reentrant(
-        self, node: Any, function: Any, args: tuple[Any, ...], result: Any, stack: Any, inputs: Fingerprints
+        self, node: Any, function: Any, args: tuple[Any, ...], result: Any, stack: RawStack, inputs: Fingerprints
     ) -> None:
         # Tensor arguments are saved, and checked like those of every other Node.
         arguments = [None if torch.is_tensor(one) else one for one in args]
@@ -208,7 +209,7 @@ class Checkpoints(Detector):
         key: Any,
         function: Any,
         arguments: Mapping[str, Any],
-        stack: Any,
+        stack: RawStack,
         values: Fingerprints = (),
         inputs: Fingerprints = (),
     ) -> None:

@@ -27,6 +27,7 @@ from gradsan.graph import conflicts, naming, walk
 from gradsan.model import Conflict, Message, Name
 from gradsan.record.detector import Detector, KnownConflicts, Run
 from gradsan.record.ledger import call_that_made
+from gradsan.record.log import RawStack
 from gradsan.record.patches import Patches
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord
@@ -47,7 +48,7 @@ class Gathering(NamedTuple):
 
     sequence: int
     clock: int
-    stack: Any
+    stack: RawStack
     noted: tuple[Noted | None, ...]
 
 
@@ -120,7 +121,7 @@ class Sharded(Detector):
         patches.set(kind, "wait_for_unshard", wait_for_unshard)
         patches.set(kind, "pre_backward", pre_backward)
 
-    def _note(self, group: Any, stack: Any) -> None:
+    def _note(self, group: Any, stack: RawStack) -> None:
         backward = self._steps.current_backward()
         # On a GPU, backward runs in a thread that numbers no Nodes; Nodes made after it are younger than its root.
         root = None if backward is None else backward.root_sequence
@@ -253,7 +254,7 @@ class BufferSync(Detector):
             return []
         return [(one, one.detach().clone()) for one in buffers]
 
-    def _log(self, before: list[tuple[Any, Any]], stack: Any) -> None:
+    def _log(self, before: list[tuple[Any, Any]], stack: RawStack) -> None:
         with torch.no_grad():
             differ = [((one != copy) & ~((one != one) & (copy != copy))).any() for one, copy in before]
             changed = [one for (one, _), flag in zip(before, _torch.numbers_of(differ), strict=True) if flag]

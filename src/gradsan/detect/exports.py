@@ -22,7 +22,7 @@ from gradsan import _torch
 from gradsan.model import Message
 from gradsan.record._writer_pure import caller
 from gradsan.record.detector import Detector, Run, Sweep
-from gradsan.record.log import Core
+from gradsan.record.log import Core, RawStack
 from gradsan.record.patches import Patches, standing
 
 BYTES_KEPT = 256 * 2**20
@@ -34,7 +34,7 @@ class Export(NamedTuple):
 
     op: str
     clock: int
-    stack: Any
+    stack: RawStack
     weak: Any
     snapshot: Any
 
@@ -61,7 +61,7 @@ class Exports(Detector):
         """Whether exported memory is alive."""
         return bool(self._exports)
 
-    def hand_out(self, tensor: Any, op: str, stack: Any, fresh: bool = False) -> None:
+    def hand_out(self, tensor: Any, op: str, stack: RawStack, fresh: bool = False) -> None:
         """Note that ``tensor``'s memory is accessible to others; ``fresh``: nothing can have saved it before.
 
         Memory of a device is not copied and compared: reading the result would synchronise.
@@ -251,7 +251,7 @@ class Snapshots:
         self._alive: dict[int, Any] = {}
         self._bytes, self._sweep = 0, Sweep()
 
-    def take(self, tensor: Any, stack: Any) -> None:
+    def take(self, tensor: Any, stack: RawStack) -> None:
         """Copy the memory of ``tensor``, if it is small and may have been written since the last time.
 
         ``stack`` is where ``.data`` was read: torch's own copies and moves are left out.

@@ -19,7 +19,7 @@ from gradsan.graph import conflicts, naming
 from gradsan.graph.bytecode import functions_of, getattr_static, reads_of, values_read
 from gradsan.model import Bridge, Conflict, Name, Save, Site
 from gradsan.record.ledger import call_that_made
-from gradsan.record.log import Log
+from gradsan.record.log import Log, RawStack
 from gradsan.record.stacks import definition_site, symbolise
 from gradsan.record.steps import BackwardRecord
 
@@ -31,7 +31,7 @@ class Kept(NamedTuple):
 
     name: str
     code: Any
-    stack: Any
+    stack: RawStack
     clock: int
     tensors: tuple[tuple[str, Noted], ...]
     number: int
@@ -49,7 +49,7 @@ class Unmarked:
     code: Any
     parameter: str | None
     position: int
-    stack: Any
+    stack: RawStack
     clock: int
     thread: int
     owner: weakref.ref[threading.Thread]

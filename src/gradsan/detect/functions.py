@@ -33,6 +33,7 @@ from gradsan.graph.bytecode import functions_of, getattr_static
 from gradsan.model import Clue, Failure, Site
 from gradsan.record.detector import Detector, KnownConflicts, Run
 from gradsan.record.ledger import RawWrite
+from gradsan.record.log import RawStack
 from gradsan.record.patches import Patches
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord, RawBackward, read_backward
@@ -144,7 +145,7 @@ class Functions(Detector):
             if (use is not None and not backward.retain_graph) or len(unmarked.rounds) >= _ROUNDS_KEPT:
                 self._unmarked.remove(unmarked)
 
-    def is_in_forward(self, stack: Any) -> bool:
+    def is_in_forward(self, stack: RawStack) -> bool:
         """Whether the forward of a Function made a call, of a compiled one too; since torch 2.14 apply has no frame."""
         return not self._forwards.isdisjoint(stack.codes)
 

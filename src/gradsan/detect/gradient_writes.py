@@ -33,6 +33,7 @@ from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
 from gradsan.record.detector import Detector, Run
 from gradsan.record.ledger import site_that_made
+from gradsan.record.log import RawStack
 from gradsan.record.recorder import FINDINGS_KEPT
 from gradsan.record.stacks import is_own_file, is_user_file, symbolise
 from gradsan.record.steps import as_backward, read_backward, running_here
@@ -59,7 +60,7 @@ class GradientWrites(Detector):
     def forget(self) -> None:
         self._known.clear()
 
-    def on_write(self, tensor: Any, op: str, stack: Any) -> None:
+    def on_write(self, tensor: Any, op: str, stack: RawStack) -> None:
         """Check one write; as ``on_write`` of the core."""
         storage = _torch.storage_or_none(tensor)
         inside, engine = frames_inside()
@@ -90,7 +91,7 @@ class GradientWrites(Detector):
         started = bool(inside) and inside[-1].f_code.co_filename == threading.__file__
         return started or any(one.thread == here for one in map(as_backward, self._core.running))
 
-    def _keep(self, given: Given, op: str, stack: Any, is_shared: bool) -> None:
+    def _keep(self, given: Given, op: str, stack: RawStack, is_shared: bool) -> None:
         found = self._found
         at = self._known.get(stack)
         known = found[at] if at is not None and at < len(found) and found[at].row == ROW else None
@@ -106,7 +107,7 @@ class GradientWrites(Detector):
             self._known[stack] = len(found)
             found.append(failure)
 
-    def _failure(self, given: Given, op: str, stack: Any, is_shared: bool) -> Failure | None:
+    def _failure(self, given: Given, op: str, stack: RawStack, is_shared: bool) -> Failure | None:
         entry = running_here(self._core)
         if entry is None:
             return None

@@ -21,6 +21,7 @@ from gradsan.detect.prescan import Prescan
 from gradsan.graph import walk
 from gradsan.record.detector import Detector, Run
 from gradsan.record.guarding import before_node
+from gradsan.record.log import RawStack
 from gradsan.record.steps import RawBackward, read_backward, running_here
 
 _NESTED = 8
@@ -53,7 +54,7 @@ class HookWrites(Detector):
             waiting = _waiting(entry, _torch.inputs_given(engine), _is_before(given_to_hook(inside)))
             self._compare_before(entry, waiting, storage)
 
-    def on_write(self, tensor: Any, op: str, stack: Any) -> None:
+    def on_write(self, tensor: Any, op: str, stack: RawStack) -> None:
         """Check one write; as ``on_write`` of the core."""
         storage = _torch.storage_or_none(tensor)
         if storage not in self._uncounted.bypasses:

@@ -28,7 +28,7 @@ from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
 from gradsan.record.detector import Detector, Run
 from gradsan.record.ledger import RawWrite
-from gradsan.record.log import Log
+from gradsan.record.log import Log, RawStack
 from gradsan.record.stacks import is_user_file, symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -60,7 +60,7 @@ class Update(NamedTuple):
     """An update of a leaf: clock, stack, operation. ``is_last`` says that earlier ones may be unknown."""
 
     clock: int
-    stack: Any
+    stack: RawStack
     op: str
     is_last: bool = False
 
@@ -217,7 +217,7 @@ def _has_written(record: Any, storage: int) -> bool:
     )
 
 
-def by_gradient(stack: Any) -> bool:
+def by_gradient(stack: RawStack) -> bool:
     """Whether the program's own code wrote, near a place that reads some ``.grad``."""
     own = [code for code in stack.codes if is_user_file(code.co_filename)][:_USER_FRAMES_READ]
     return bool(own) and own[0] is stack.codes[0] and any(reads_gradient(code) for code in own)

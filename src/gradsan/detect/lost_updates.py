@@ -30,6 +30,7 @@ from gradsan.model import Clue, Failure
 from gradsan.record.detector import Detector, Run
 from gradsan.record.guarding import before_node
 from gradsan.record.ledger import RawWrite
+from gradsan.record.log import RawStack
 from gradsan.record.stacks import symbolise, within_torch
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -257,7 +258,7 @@ class Update(NamedTuple):
     """
 
     clock: int
-    stack: Any
+    stack: RawStack
     op: str
     sequence: int
     by_grad: bool
@@ -271,7 +272,7 @@ class Asked:
     """
 
     clock: int
-    stack: Any
+    stack: RawStack
     thread: int
     samples: list[Sample]
     graph: Graph

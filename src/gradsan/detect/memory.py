@@ -20,6 +20,7 @@ from gradsan.overlap import overlap
 from gradsan.record import ledger
 from gradsan.record.detector import Detector, Run, Sweep
 from gradsan.record.ledger import RawWrite
+from gradsan.record.log import RawStack
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import symbolise
 
@@ -33,7 +34,7 @@ class Bypass(NamedTuple):
 
     way: str
     clock: int
-    stack: Any
+    stack: RawStack
 
 
 class Replaced(NamedTuple):
@@ -41,7 +42,7 @@ class Replaced(NamedTuple):
 
     tensor: Any
     clock: int
-    stack: Any
+    stack: RawStack
     sequence: int
 
 
@@ -69,7 +70,7 @@ class Uncounted(Detector):
         self.on_given_again: Callable[[Any, Any], None] = lambda tensor, stack: None
         """Called with a tensor that gets the same memory again, and the stack; with None where ``.data`` is read."""
 
-    def open(self, holder: Any, way: str, stack: Any) -> int:
+    def open(self, holder: Any, way: str, stack: RawStack) -> int:
         """Note that the memory of ``holder`` (a tensor or a storage) can be written past the counter from now on."""
         try:
             storage = holder.untyped_storage() if torch.is_tensor(holder) else holder
@@ -128,7 +129,7 @@ class Uncounted(Detector):
                 del kept[:-_WRITES_OF_A_STORAGE]
         return self._writes
 
-    def log(self, target: Any, way: str, op: str, kind: str, stack: Any) -> None:
+    def log(self, target: Any, way: str, op: str, kind: str, stack: RawStack) -> None:
         """Log a write that moved no counter and passed no wrapper."""
         for tensor in target if isinstance(target, (tuple, list)) else (target,):
             if torch.is_tensor(tensor):
@@ -218,12 +219,12 @@ class Uncounted(Detector):
         put = core.listener(descriptor.__set__, lambda args, _: unseen(args[0]), given)
         patches.set(torch.Tensor, "data", property(get, put, descriptor.__delete__))
 
-    def _open_data(self, tensor: Any, stack: Any) -> None:
+    def _open_data(self, tensor: Any, stack: RawStack) -> None:
         if self.open(tensor, "data_attribute", stack):
             self.snapshots.take(tensor, stack)
         self.on_given_again(tensor, None)
 
-    def _replace(self, tensor: Any, stack: Any) -> None:
+    def _replace(self, tensor: Any, stack: RawStack) -> None:
         core = self._core
         clock = core.tick()
         # The memory may have another name with another counter: a flat buffer, for example.
@@ -233,12 +234,12 @@ class Uncounted(Detector):
         self.replaced[id(tensor)] = Replaced(_torch.weak_tensor(tensor), clock, stack, number)
         self.youngest = max(self.youngest, number)
 
-    def _storage_written(self, name: str, _: Any, args: tuple[Any, ...], __: Any, stack: Any) -> None:
+    def _storage_written(self, name: str, _: Any, args: tuple[Any, ...], __: Any, stack: RawStack) -> None:
         storage = args[0]
         flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
         self.log(flat, "storage_alias", name, "op", stack)
 
-    def _mapped(self, name: str, _: Any, args: tuple[Any, ...], __: Any, stack: Any) -> None:
+    def _mapped(self, name: str, _: Any, args: tuple[Any, ...], __: Any, stack: RawStack) -> None:
         self.log(args[0], "kernel_without_schema", name, "op", stack)
 
     def _is_normalising_due(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -247,7 +248,7 @@ class Uncounted(Detector):
             return bool(self._evaluated)
         return _torch.is_grad_enabled()
 
-    def _normalised(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stack: Any) -> None:
+    def _normalised(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stack: RawStack) -> None:
         given = dict(zip(("input", "running_mean", "running_var", "weight", "bias", "training"), args, strict=False))
         given.update(kwargs)
         statistics = [one for one in (given.get("running_mean"), given.get("running_var")) if torch.is_tensor(one)]
@@ -259,7 +260,7 @@ class Uncounted(Detector):
         elif keys & self._evaluated:  # only a forward in eval mode has saved them for a gradient
             self.log(statistics, "statistics", "batch_norm", "statistics", stack)
 
-    def _communicated(self, name: str, position: int, _: Any, args: Any, kwargs: Any, stack: Any) -> None:
+    def _communicated(self, name: str, position: int, _: Any, args: Any, kwargs: Any, stack: RawStack) -> None:
         if name in ("broadcast", "reduce"):
             root = kwargs.get("src" if name == "broadcast" else "dst", args[1] if len(args) > 1 else None)
             writes_here = (torch.distributed.get_rank() == root) != (name == "broadcast")

@@ -27,6 +27,7 @@ from gradsan.overlap import overlap
 from gradsan.record import ledger
 from gradsan.record.detector import Detector, KnownConflicts, Run
 from gradsan.record.ledger import RawCall, call_that_made
+from gradsan.record.log import RawStack
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -284,5 +285,5 @@ def _reads(node: Any, slot: str) -> bool:
     return True
 
 
-def _write(clock: int, stack: Any, op: str, kind: Any, region: Region | None, sequence: int) -> Write:
+def _write(clock: int, stack: RawStack, op: str, kind: Any, region: Region | None, sequence: int) -> Write:
     return Write(clock=clock, site=symbolise(stack), op=op, kind=kind, version=None, region=region, sequence=sequence)

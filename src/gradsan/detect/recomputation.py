@@ -21,7 +21,7 @@ from gradsan.graph import conflicts, naming
 from gradsan.graph.reached import PLAIN, reached
 from gradsan.model import Conflict, Name, Region, Save, TensorInfo
 from gradsan.originals.originals import fits_its_memory
-from gradsan.record.log import Log
+from gradsan.record.log import Log, RawStack
 from gradsan.record.patches import Patches
 from gradsan.record.stacks import definition_site, symbolise
 
@@ -47,7 +47,7 @@ class Call(NamedTuple):
 
     name: str
     code: Any
-    stack: Any
+    stack: RawStack
     clock: int
     marks: dict[str, Mark]
     values: tuple[Fingerprint | None, ...] = ()

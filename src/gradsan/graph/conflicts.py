@@ -13,7 +13,7 @@ from gradsan.graph import naming, stale_slots, walk
 from gradsan.model import Bridge, Conflict, Frame, Passed, Region, Save, Site, TensorInfo, Use, Write
 from gradsan.overlap import overlap
 from gradsan.record import ledger
-from gradsan.record.log import Log
+from gradsan.record.log import Log, Stack
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord
 
@@ -152,7 +152,14 @@ def tensor_info(tensor: Any, was_leaf: bool) -> TensorInfo:
 
 
 def save_of(
-    core: Log, steps: Any, clock: int, stack: Any, tensor: TensorInfo, version: int, node: Any, slot: str | None
+    core: Log,
+    steps: Any,
+    clock: int,
+    stack: Stack,
+    tensor: TensorInfo,
+    version: int,
+    node: Any,
+    slot: str | None,
 ) -> Save:
     """Return the save in ``slot`` of ``node`` by the call at ``clock`` and ``stack``; the last three may be None."""
     return Save(

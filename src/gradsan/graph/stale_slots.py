@@ -23,7 +23,7 @@ from gradsan import _torch
 from gradsan.graph import naming, walk
 from gradsan.model import Region, TensorInfo
 from gradsan.record import ledger
-from gradsan.record.log import Log
+from gradsan.record.log import Log, RawStack
 
 _STALE = re.compile(
     r"one of the variables needed for gradient computation has been modified by an inplace operation: "
@@ -266,7 +266,7 @@ class Origin(NamedTuple):
     """The call that made a Node, or the one watched just before it where ``is_exact`` is False."""
 
     clock: int
-    stack: Any
+    stack: RawStack
     thread: int
     is_exact: bool
 

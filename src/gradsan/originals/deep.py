@@ -23,7 +23,7 @@ from gradsan.originals.default_hooks import DefaultHooks, relays
 from gradsan.originals.emptied import Emptied, freed
 from gradsan.originals.handed_out import HandedOut
 from gradsan.originals.originals import Kept, KnownOutside, Storages, cloned
-from gradsan.record.log import Core
+from gradsan.record.log import Core, RawStack
 from gradsan.record.patches import Patches
 from gradsan.record.steps import RawBackward, running_here
 from gradsan.record.user_hooks import TensorHooks
@@ -270,7 +270,7 @@ class Deep:
             stack = running[1]  # a thread of the engine makes Nodes for the call that is waiting
         return self.keep_original(tensor, core.clock, stack)
 
-    def keep_original(self, tensor: Any, clock: int, stack: Any) -> Kept:
+    def keep_original(self, tensor: Any, clock: int, stack: RawStack) -> Kept:
         """Return a value that was saved just now, with its original. Raises as :meth:`Holdings.add`."""
         shared = _torch.shared_of(tensor)
         storage = _torch.storage_or_none(tensor if shared is None else shared)

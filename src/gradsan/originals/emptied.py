@@ -21,6 +21,7 @@ from gradsan.originals.originals import fits_its_memory
 from gradsan.record.detector import Detector, Run, Sweep
 from gradsan.record.guarding import before_node
 from gradsan.record.ledger import call_that_made
+from gradsan.record.log import RawStack
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
@@ -34,7 +35,7 @@ class Shrunk(NamedTuple):
 
     weak: Any
     clock: int
-    stack: Any
+    stack: RawStack
     sequence: int
     step: int
 
@@ -65,7 +66,7 @@ class Emptied(Detector):
 
         patches.set(torch.UntypedStorage, "resize_", core.listener(resize, resizes, resized))
 
-    def _note(self, storage: Any, stack: Any) -> None:
+    def _note(self, storage: Any, stack: RawStack) -> None:
         core = self._core
         self._forget_dead()
         self._shrunk[int(storage._cdata)] = Shrunk(
@@ -127,7 +128,14 @@ class Emptied(Detector):
         raise freed(tensor)
 
     def conflict(
-        self, node: Any, slot: str | None, tensor: Any, clock: int, stack: Any, frame: Any, healed: int | None = None
+        self,
+        node: Any,
+        slot: str | None,
+        tensor: Any,
+        clock: int,
+        stack: RawStack | None,
+        frame: Any,
+        healed: int | None = None,
     ) -> Conflict:
         """Return the conflict of a value saved at ``clock`` and ``stack`` that backward asks for now.
 

@@ -16,7 +16,7 @@ import torch
 from gradsan import _torch
 from gradsan.model import ByteChange
 from gradsan.record._writer_pure import caller
-from gradsan.record.log import Core, has_native_core
+from gradsan.record.log import Core, RawStack, has_native_core
 from gradsan.record.patches import Patches, standing
 
 # Torch's own descriptors: a subclass may have attributes of these names.
@@ -154,7 +154,7 @@ class Kept(_SavedFields):
         tensor: Any,
         is_known_outside: bool,
         clock: int,
-        stack: Any,
+        stack: RawStack,
         thread: int,
         *,
         keeps_original: bool = True,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from gradsan import _torch
-from gradsan.record.log import Log
+from gradsan.record.log import Log, Stack
 
 _CALLS_KEPT = 256
 
@@ -30,7 +30,7 @@ class PastBackward:
     """
 
     clock: int
-    stack: Any
+    stack: Stack
     thread: int
     retain_graph: bool
     via: str

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from gradsan.model import Failure
+from gradsan.record.log import RawStack
 from gradsan.record.patches import Patches
 from gradsan.record.recorder import FINDINGS_KEPT
 from gradsan.record.stacks import symbolise
@@ -76,7 +77,7 @@ class KnownConflicts:
         """Begin anew: findings of an earlier stretch of watching do not count for this one."""
         self._known.clear()
 
-    def knows(self, stack: Any) -> bool:
+    def knows(self, stack: RawStack) -> bool:
         """Whether a conflict has been found by a write at the line of ``stack``."""
         return any(is_written_at(conflict, stack) for conflict in self._found)
 
@@ -105,7 +106,7 @@ class KnownConflicts:
         return len(self._found) >= FINDINGS_KEPT
 
 
-def is_written_at(conflict: Conflict, stack: Any) -> bool:
+def is_written_at(conflict: Conflict, stack: RawStack) -> bool:
     """Whether one of the writes of a conflict stands at the line of ``stack``."""
     line = symbolise(stack).user_frame
     return any(write.site.user_frame == line for write in conflict.writes)
@@ -144,7 +145,7 @@ class Finder(Detector):
         self._noted.append(container)
         return container
 
-    def _report_at(self, row: str, stack: Any, *clues: Clue, if_meant: Deviation | None = None) -> None:
+    def _report_at(self, row: str, stack: RawStack, *clues: Clue, if_meant: Deviation | None = None) -> None:
         """Report a failure of ``row`` at the call with ``stack``: a backward, or a step."""
         self._found(Failure(row, "", "", symbolise(stack), clues, raised=False, if_meant=if_meant))
 

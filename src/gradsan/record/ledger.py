@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from gradsan import _torch
 from gradsan.model import Region, Site, Write
-from gradsan.record.log import Log
+from gradsan.record.log import Log, Stack
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import StepRecord
 
@@ -27,7 +27,7 @@ class RawWrite(NamedTuple):
     strides: tuple[int, ...] | None
     itemsize: int
     item: tuple[Any, ...] | None
-    stack: Any
+    stack: Stack
     sequence: int
     grad_enabled: bool
     is_parameter: bool
@@ -40,7 +40,7 @@ class RawCall(NamedTuple):
     first: int
     end: int
     clock: int
-    stack: Any
+    stack: Stack
 
 
 def call_that_made(core: Log, number: int | None, thread: int) -> RawCall | None:

@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from gradsan.record import _core_pure
 
 _SWITCH = "GRADSAN_NATIVE"
 
+RawStack = _core_pure.Stack
+"""The code objects and offsets of a call, innermost first, as a core collects them; :mod:`gradsan.record.stacks`."""
+
+Stack: TypeAlias = Any
+"""The stack of an entry: a :data:`RawStack` of a core, or a :class:`gradsan.model.Site` of the post-mortem reader."""
+
 
 class Log(Protocol):
     """Log of a run for reading: filled by a core, or by the post-mortem reader from source files.
 
-    ``clock`` orders all events. Numbers of Nodes are PyTorch's own, which each thread counts for itself. A stack is a
-    raw one, or a Site.
+    ``clock`` orders all events. Numbers of Nodes are PyTorch's own, which each thread counts for itself.
     """
 
     @property
@@ -51,13 +56,13 @@ class Log(Protocol):
     def backward_log(self) -> Sequence[tuple[Any, ...]]:
         """The logged calls into the engine, oldest first."""
 
-    def stack(self) -> Any:
+    def stack(self) -> Stack:
         """The stack of the caller, equal stacks being one object."""
 
     def nodes_near(self, sequence: int, thread: int, /) -> list[tuple[int, int, int, Any]]:
         """The call that made the Node with this number, else the calls just before and just after it."""
 
-    def ran_since(self, stack: Any, sequence: int, thread: int, /) -> bool:
+    def ran_since(self, stack: Stack, sequence: int, thread: int, /) -> bool:
         """Whether the call at ``stack`` made Nodes again, numbered ``sequence`` or later."""
 
     def writes(self) -> list[tuple[Any, ...]]:
@@ -120,7 +125,7 @@ class Core(Log, Protocol):
     def stack(self, skip: int = 0) -> Any:
         """The stack of the caller (``skip`` frames further out), equal stacks being one object."""
 
-    def log_write(self, tensor: Any, op: str, kind: str, index: Any, stack: Any) -> None:
+    def log_write(self, tensor: Any, op: str, kind: str, index: Any, stack: RawStack) -> None:
         """Put one in-place change of ``tensor`` into the log."""
 
     def writer(self, original: Any, op: str, kind: str, position: int, keyword: str | None) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ from typing import Any
 from gradsan import _torch
 from gradsan.model import Frame, Site
 from gradsan.record._core_pure import DEPTH_KEPT
+from gradsan.record.log import RawStack, Stack
 
 _GRADSAN = str(Path(__file__).resolve().parent.parent) + os.sep
 _COMMAND_LINE = _GRADSAN + "cli" + os.sep
@@ -65,13 +66,13 @@ def is_own_file(file: str) -> bool:
     return file.startswith(_GRADSAN) or os.path.realpath(file).startswith(_GRADSAN)
 
 
-def is_of_program(stack: Any) -> bool:
+def is_of_program(stack: RawStack) -> bool:
     """Whether the program's own code is at the top of a stack, and not a library's or gradsan's."""
     file = stack.codes[0].co_filename if stack.codes else ""
     return bool(file) and is_user_file(file) and not is_own_file(file)
 
 
-def symbolise(stack: Any) -> Site:
+def symbolise(stack: Stack) -> Site:
     """Convert a raw stack (innermost first) to a Site (outermost first), without frames of gradsan and its command.
 
     A stack read off the source (:mod:`gradsan.postmortem`) is a Site already.

@@ -21,7 +21,7 @@ from gradsan import _torch
 from gradsan.model import Moment
 from gradsan.record.backwards import Backwards, MadeByEngine
 from gradsan.record.guarding import numbered_apart
-from gradsan.record.log import Core, Log
+from gradsan.record.log import Core, Log, RawStack, Stack
 from gradsan.record.patches import Patches
 from gradsan.record.stacks import symbolise
 
@@ -39,7 +39,7 @@ class StepRecord:
     clock: int
     number: int
     optimizer: str
-    stack: Any
+    stack: Stack
     sequence: int
     storages: array[int]
     before: array[int]
@@ -52,7 +52,7 @@ class RawBackward(NamedTuple):
     """The fields of one entry of ``core.running``: a call into the engine with its outputs, in both cores."""
 
     clock: int
-    stack: Any
+    stack: Stack
     thread: int
     outputs: Any
     retain_graph: Any
@@ -68,7 +68,7 @@ class BackwardRecord:
     """A running call into the autograd engine. ``roots`` are the Nodes of ``outputs``, where it starts."""
 
     clock: int
-    stack: Any
+    stack: Stack
     thread: int
     via: str
     retain_graph: bool
@@ -167,7 +167,7 @@ def read_backward(entry: Any) -> BackwardRecord:
     return BackwardRecord(clock, stack, thread, "backward" if accumulate else "grad", bool(retain), roots, outputs)
 
 
-def _still_runs(stack: Any) -> bool:
+def _still_runs(stack: RawStack) -> bool:
     """Whether the call in progress at ``stack`` still is, in any thread; its innermost frame may have moved on."""
     # The hook that took the stack has returned since.
     own = int(_torch.is_untraced_call(stack.codes[0])) if stack.codes else 0

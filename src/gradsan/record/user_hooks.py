@@ -12,7 +12,7 @@ from torch.autograd import graph
 
 from gradsan import _torch
 from gradsan.record._writer_pure import is_relay
-from gradsan.record.log import Core
+from gradsan.record.log import Core, RawStack
 from gradsan.record.patches import Patches, standing
 
 
@@ -26,7 +26,12 @@ class HookedSave:
     __slots__ = ("aliases", "clock", "copies", "kept", "memory", "packed", "stack", "unpack")
 
     def __init__(
-        self, packed: Any, unpack: Callable[[Any], Any], aliases: tuple[tuple[Any, int], ...], clock: int, stack: Any
+        self,
+        packed: Any,
+        unpack: Callable[[Any], Any],
+        aliases: tuple[tuple[Any, int], ...],
+        clock: int,
+        stack: RawStack,
     ):
         """``aliases`` are (tensor, version at save) of every tensor in ``packed`` that shares the original's memory."""
         self.packed = packed

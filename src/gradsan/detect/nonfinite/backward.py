@@ -15,7 +15,7 @@ from gradsan.graph import walk
 from gradsan.model import Frame, Operand
 from gradsan.record.guarding import after_node, before_node
 from gradsan.record.ledger import call_that_made
-from gradsan.record.log import Core
+from gradsan.record.log import Core, RawStack
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import running_here
 from gradsan.record.user_hooks import has_tensor_hooks
@@ -184,7 +184,7 @@ class Backward:
             return None
         return self.inside(node, given, self.stack_of(node))
 
-    def _kept_bad(self, node: Any, stack: Any) -> tuple[Origin, ...]:
+    def _kept_bad(self, node: Any, stack: RawStack) -> tuple[Origin, ...]:
         """Return the origins of non-finite values that a Node had saved, if another operation made them.
 
         The -inf of a mask, a constant of the program, is meant.
@@ -220,7 +220,7 @@ def _watched(node: Any) -> Any:
     return node
 
 
-def _place(stack: Any) -> Frame | None:
+def _place(stack: RawStack) -> Frame | None:
     return None if stack is None else symbolise(stack).user_frame
 
 

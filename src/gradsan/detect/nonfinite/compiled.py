@@ -24,7 +24,7 @@ from gradsan.detect.nonfinite.origins import Origin, Origins, first_cause
 from gradsan.graph.compiled import joined
 from gradsan.graph.traced_graphs import TracedRun, called, inside_of, site_of
 from gradsan.record.compilers import TRACED
-from gradsan.record.log import Core
+from gradsan.record.log import Core, RawStack
 from gradsan.record.stacks import symbolise
 
 _CALLS_KEPT = 16
@@ -52,7 +52,7 @@ class CompiledCalls:
             if len(self._arguments) > _CALLS_KEPT:
                 self._arguments.popitem(last=False)
 
-    def in_forward(self, result: Any, stack: Any) -> Origin | None:
+    def in_forward(self, result: Any, stack: RawStack) -> Origin | None:
         """Return the origin, inside a compiled graph called at ``stack``, of its non-finite ``result``."""
         node, found = result.grad_fn, self._arguments_of(result.grad_fn)
         if found is None:
@@ -68,7 +68,7 @@ class CompiledCalls:
                 return _known(self._origins.of(outputs[number]), random)
         return None
 
-    def in_backward(self, node: Any, given: Sequence[Any], stack: Any) -> Origin | None:
+    def in_backward(self, node: Any, given: Sequence[Any], stack: RawStack) -> Origin | None:
         """Return the origin of non-finite gradients inside a compiled Node that was ``given`` finite ones."""
         found = self._arguments_of(node)
         if found is None or any(one is not None and _torch.is_nonfinite(one) for one in given):
@@ -165,7 +165,7 @@ def _known(origin: Origin | None, random: Any) -> Origin | None:
     return origin
 
 
-def _site(call: fx.Node, traced: _torch.Traced, stack: Any) -> Any:
+def _site(call: fx.Node, traced: _torch.Traced, stack: RawStack) -> Any:
     inner = site_of(call)
     return inner if stack is None else joined(symbolise(stack), traced, inner)
 

@@ -14,7 +14,7 @@ from gradsan.detect.nonfinite.origins import How, Origin, Origins
 from gradsan.detect.nonfinite.values import Searched, arguments_of, kind_of, operands_of, scalars_of
 from gradsan.graph import naming
 from gradsan.model import Operand
-from gradsan.record.log import Core
+from gradsan.record.log import Core, RawStack
 
 _UNWRITTEN = frozenset(
     {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "empty_permuted"}
@@ -121,12 +121,12 @@ class Forward:
             has_graph=bool(result.requires_grad),
         )
 
-    def _named(self, stack: Any, operands: list[tuple[str, Any]], facts: Searched) -> Iterator[Operand]:
+    def _named(self, stack: RawStack, operands: list[tuple[str, Any]], facts: Searched) -> Iterator[Operand]:
         names = self._names_at(stack, operands)
         for one in operands_of(operands, facts.index, facts.shape):
             yield replace(one, name=names.get(one.argument))
 
-    def _names_at(self, stack: Any, operands: list[tuple[str, Any]]) -> dict[str, str]:
+    def _names_at(self, stack: RawStack, operands: list[tuple[str, Any]]) -> dict[str, str]:
         """Return the program's names of the operands, by argument; each is searched once a line."""
         frame = sys._getframe()
         for at, one in operands:
@@ -135,7 +135,7 @@ class Forward:
         known = ((at, self._names[stack, at]) for at, _ in operands)
         return {at: name for at, name in known if name is not None}
 
-    def _given(self, argument: str, tensor: Any, stack: Any, op: str) -> Origin:
+    def _given(self, argument: str, tensor: Any, stack: RawStack, op: str) -> Origin:
         facts = Searched(tensor)
         return self._origins.keep(
             tensor,

@@ -17,6 +17,7 @@ from gradsan.graph import naming, walk
 from gradsan.model import Birth, NonFinite, NonFiniteSeen
 from gradsan.record.detector import Detector, Run
 from gradsan.record.ledger import RawWrite
+from gradsan.record.log import RawStack
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, StepRecord
 
@@ -33,7 +34,7 @@ class _Pending(NamedTuple):
     """A loss that was not finite, and its leaves, which were finite."""
 
     clock: int
-    stack: Any
+    stack: RawStack
     steps: int
     facts: Searched
     leaves: list[_torch.weak_tensor]
@@ -149,7 +150,9 @@ class Notice(Detector):
         storage = _torch.storage_or_none(parameter)
         return [one for one in self._steps.steps if one.clock >= self._began and _has_written(one, storage)]
 
-    def _found(self, spoilt: list[Any], seen: NonFiniteSeen, stack: Any, steps: int, facts: Searched) -> None:
+    def _found(
+        self, spoilt: list[Any], seen: NonFiniteSeen, stack: RawStack | None, steps: int, facts: Searched
+    ) -> None:
         self.leave()
         frame = sys._getframe()
         names = [found[0].text for one in spoilt[:_NAMED] if (found := naming.names_of(one, frame))]

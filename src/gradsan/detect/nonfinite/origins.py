@@ -11,6 +11,7 @@ from typing import Any, Literal
 from gradsan import _torch
 from gradsan.detect.nonfinite.values import Searched
 from gradsan.model import NonFiniteValue, Operand
+from gradsan.record.log import RawStack
 
 _KEPT = 4_096
 _UNSEEN = 8
@@ -33,7 +34,7 @@ class Origin:
 
     how: How
     op: str
-    stack: Any
+    stack: RawStack
     value: NonFiniteValue
     number: int = 0
     parents: tuple[Origin, ...] = ()

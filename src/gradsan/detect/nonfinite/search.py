@@ -21,7 +21,7 @@ from gradsan.detect.nonfinite.values import Searched
 from gradsan.graph import naming
 from gradsan.graph.naming import optimizers_alive
 from gradsan.model import Birth, Born, Message, NonFinite, NonFiniteSeen
-from gradsan.record.log import Core
+from gradsan.record.log import Core, RawStack
 from gradsan.record.patches import Patches
 from gradsan.record.stacks import symbolise
 from gradsan.record.user_hooks import TensorHooks
@@ -135,7 +135,7 @@ class NonFiniteSearch:
         self._backward.end(entry[0])
         self._bad_losses.pop(entry[0], None)
 
-    def _begin(self, clock: int, stack: Any, outputs: Any, bad: Sequence[Any]) -> None:
+    def _begin(self, clock: int, stack: RawStack, outputs: Any, bad: Sequence[Any]) -> None:
         noticed_before, self._noticed = self._noticed, stack
         losses = [one for one in outputs if _torch.is_tensor(one)]
         roots = tuple(one.grad_fn for one in losses if one.grad_fn is not None)
@@ -168,14 +168,14 @@ class NonFiniteSearch:
             self._on_consumed([leaf for leaf, _ in spoilt], [first], first.stack, first.op, number, is_by_hand=True)
             self._noticed = now
 
-    def _origin_of_loss(self, loss: Any, stack: Any) -> Origin:
+    def _origin_of_loss(self, loss: Any, stack: RawStack) -> Origin:
         known = self._origins.of(loss)
         if known is not None:
             return known
         facts = Searched(loss)
         return self._origins.keep(loss, Origin("given", "?", stack, facts.value, facts=facts))
 
-    def _end(self, clock: int, stack: Any) -> None:
+    def _end(self, clock: int, stack: RawStack) -> None:
         leaves = self._backward.leaves(clock)
         reached = self._backward.end(clock)
         self._rounds += 1
@@ -202,7 +202,13 @@ class NonFiniteSearch:
         self._updates.written(tensor, origin, self._leaves, number)
 
     def _on_consumed(
-        self, parameters: list[Any], origins: list[Origin], stack: Any, op: str, number: int, is_by_hand: bool = False
+        self,
+        parameters: list[Any],
+        origins: list[Origin],
+        stack: RawStack,
+        op: str,
+        number: int,
+        is_by_hand: bool = False,
     ) -> None:
         self._has_consumer = True
         if self._found < _MOST:
@@ -228,7 +234,7 @@ class NonFiniteSearch:
             self._harmless_loss = self._harmless_loss or (self._pending_loss[0], number)
             self._pending_loss = None
 
-    def _report_untraced(self, parameters: list[Any], stack: Any, op: str, number: int) -> None:
+    def _report_untraced(self, parameters: list[Any], stack: RawStack, op: str, number: int) -> None:
         """Report non-finite gradients of unknown origin: a collective, foreign code."""
         facts = Searched(parameters[0])
         came = self._origins.keep(parameters[0], Origin("passed", op, stack, facts.value))
@@ -302,7 +308,7 @@ class NonFiniteSearch:
         self,
         began: tuple[Origin, tuple[Origin, ...]],
         parameters: list[Any],
-        stack: Any,
+        stack: RawStack | None,
         op: str | None,
         number: int,
         reached: Literal["parameters", "gradients", "loss", "stopped"],

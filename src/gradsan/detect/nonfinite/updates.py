@@ -12,7 +12,7 @@ from gradsan import _torch
 from gradsan.detect.nonfinite.origins import Origin, Origins
 from gradsan.detect.nonfinite.values import Searched, operands_of
 from gradsan.record.guarding import numbered_apart, own
-from gradsan.record.log import Core
+from gradsan.record.log import Core, RawStack
 from gradsan.record.patches import Patches
 
 
@@ -20,7 +20,13 @@ class Consumed(Protocol):
     """Callback for parameters that become non-finite."""
 
     def __call__(
-        self, parameters: list[Any], origins: list[Origin], stack: Any, op: str, number: int, is_by_hand: bool = False
+        self,
+        parameters: list[Any],
+        origins: list[Origin],
+        stack: RawStack,
+        op: str,
+        number: int,
+        is_by_hand: bool = False,
     ) -> None:
         """Report ``parameters`` with ``origins`` of their values, written by ``op`` at ``stack`` in round ``number``.
 
@@ -73,7 +79,7 @@ class Updates:
             if _torch.is_nonfinite(parameter):
                 self._spoil(parameter)
 
-    def _stepped(self, optimizer: Any, stack: Any) -> None:
+    def _stepped(self, optimizer: Any, stack: RawStack) -> None:
         number = self._count(optimizer)
         fresh = [one for one in _parameters(optimizer) if not self._is_spoilt(one) and _torch.is_nonfinite(one)]
         if not fresh:
@@ -95,7 +101,7 @@ class Updates:
         self.steps += 1
         return count[0] - 1
 
-    def _update(self, optimizer: Any, parameter: Any, stack: Any, name: str) -> Origin:
+    def _update(self, optimizer: Any, parameter: Any, stack: RawStack, name: str) -> Origin:
         facts = Searched(parameter)
         gradient = [] if parameter.grad is None else [("grad", parameter.grad)]
         groups = [group for group in optimizer.param_groups if any(one is parameter for one in group["params"])]

@@ -22,6 +22,7 @@ import torch.utils.checkpoint
 from gradsan import _torch
 from gradsan.graph.bytecode import functions_of, getattr_static, reads_of
 from gradsan.model import Clue, Failure
+from gradsan.record.log import RawStack
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward
 
@@ -60,7 +61,7 @@ class _Kept(NamedTuple):
     sample: Any
     facts: dict[str, Any]
     name: str
-    stack: Any
+    stack: RawStack
 
 
 class KeptForAllCalls:

@@ -30,6 +30,7 @@ from gradsan.graph.live import value_of
 from gradsan.graph.variables import kind_of
 from gradsan.model import Clue, Failure, Site
 from gradsan.record.detector import Finder, Guard, Run
+from gradsan.record.log import RawStack
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import is_of_program, symbolise
 
@@ -41,7 +42,7 @@ class _State(NamedTuple):
     """A state that a module returned: some of its tensors, with their versions then."""
 
     module: weakref.ref[nn.Module]
-    stack: Any
+    stack: RawStack
     tensors: tuple[tuple[weakref.ref[Any], int], ...]
 
     def tensor(self) -> Any:
@@ -85,7 +86,7 @@ class KeptStates(Finder):
         patches.set(nn.Module, "state_dict", core.listener(give, None, given))
         patches.set(nn.Module, "load_state_dict", core.listener(take, taken, None))
 
-    def _given(self, module: nn.Module, state: Any, stack: Any, frame: FrameType) -> None:
+    def _given(self, module: nn.Module, state: Any, stack: RawStack, frame: FrameType) -> None:
         if not is_of_program(stack) or not isinstance(state, Mapping):
             return
         self._compare(module, stack, frame)
@@ -96,7 +97,7 @@ class KeptStates(Finder):
         kept = [one for one in self._states if any(weak() is not None for weak, _ in one.tensors)]
         self._states[:] = [*kept[-_STATES:], _State(weakref.ref(module), stack, noted)]
 
-    def _taken(self, module: nn.Module, state: Any, stack: Any, frame: FrameType) -> None:
+    def _taken(self, module: nn.Module, state: Any, stack: RawStack, frame: FrameType) -> None:
         if not is_of_program(stack) or not isinstance(state, Mapping):
             return
         self._compare(module, stack, frame)
@@ -113,7 +114,7 @@ class KeptStates(Finder):
         elif kept is None:
             self._given_itself(module, tensors[0], stack, frame)
 
-    def _given_itself(self, module: nn.Module, tensor: Any, stack: Any, running: FrameType) -> None:
+    def _given_itself(self, module: nn.Module, tensor: Any, stack: RawStack, running: FrameType) -> None:
         """Check a module given its own current state, with ``tensor`` in it: that copy is the only write to expect."""
         before = self._given_own.get(stack)
         self._given_own[stack] = version = int(tensor._version)
@@ -135,7 +136,7 @@ class KeptStates(Finder):
             written = Clue("written", site, name=taker, op="load_state_dict", values=_torch.facts_of(tensor))
             self._found(Failure("own_operand", "", "", site, (written, Clue("read", site, name=named)), raised=False))
 
-    def _compare(self, module: nn.Module, stack: Any, frame: FrameType) -> None:
+    def _compare(self, module: nn.Module, stack: RawStack, frame: FrameType) -> None:
         """Search for states of the module, of different times, in one list or dict of the program's."""
         mine = [one for one in self._states if one.module() is module]
         earlier = next((one for one in mine if one.tensor() is not None), None)

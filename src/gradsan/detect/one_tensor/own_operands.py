@@ -31,6 +31,7 @@ from gradsan.detect.memory import Uncounted
 from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Run
 from gradsan.record.ledger import RawWrite
+from gradsan.record.log import RawStack
 from gradsan.record.stacks import is_of_program, is_user_file, symbolise
 from gradsan.record.steps import RawBackward
 
@@ -193,7 +194,7 @@ class OwnOperands(RoundDetector):
         return bool(held) and not any(one is tensor for one in held)
 
     @_torch.hushed()
-    def given_again(self, tensor: Any, stack: Any) -> None:
+    def given_again(self, tensor: Any, stack: RawStack) -> None:
         """Handle a line that gives a tensor the memory it has, or reads ``.data``; as ``Uncounted.on_given_again``.
 
         ``target.data = network.data`` is no copy. Repeating it after having read the target assumes two

@@ -34,6 +34,7 @@ from gradsan.heuristics import is_named_in_place
 from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Finder, Run
 from gradsan.record.ledger import QUIET_KINDS, RawWrite
+from gradsan.record.log import RawStack
 from gradsan.record.stacks import is_of_program, is_user_file, symbolise
 from gradsan.record.steps import RawBackward
 
@@ -189,7 +190,7 @@ def _is_held(name: str, storage: int, frame: FrameType | None) -> bool | None:
     return found
 
 
-def _may_have_second_name(stack: Any) -> bool:
+def _may_have_second_name(stack: RawStack) -> bool:
     """Whether the program's function at the top of ``stack`` has a line that binds a name to a name or fills a list."""
     code = stack.codes[0]
     first = code.co_firstlineno
