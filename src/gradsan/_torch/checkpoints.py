@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.utils.checkpoint as _checkpoint
 
 
-def checkpointed_functions(frame: Any) -> list[Any]:
+def checkpointed_functions(frame: FrameType) -> list[Any]:
     """Return the functions that checkpoint recomputes, or their closures, for a frame of torch.utils.checkpoint.
 
     Missing: empty, and the report does not say which function was checkpointed.
@@ -76,7 +77,7 @@ def determinism_checks() -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def saved_in_checkpoint(frame: Any) -> list[tuple[Any, Any]]:
+def saved_in_checkpoint(frame: FrameType) -> list[tuple[Any, Any]]:
     """Return (holder in the graph, metadata that checkpoint noted) of each tensor that a checkpoint's forward saved.
 
     Missing: empty, and no value is found changed.
@@ -85,7 +86,7 @@ def saved_in_checkpoint(frame: Any) -> list[tuple[Any, Any]]:
     return [(holder(), found) for holder, found in zip(holders, looked_at, strict=False)]
 
 
-def recomputed_call(frame: Any) -> tuple[Any, dict[str, Any]] | None:
+def recomputed_call(frame: FrameType) -> tuple[Any, dict[str, Any]] | None:
     """Return the function that checkpoint recomputes for one of its frames, and its keyword arguments.
 
     Read from the closure of ``recompute_fn``. Missing: None, and nothing is noted.

@@ -7,7 +7,7 @@ import copy
 import re
 import sys
 from collections.abc import Iterable
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -39,7 +39,7 @@ def is_within_graph_capture(codes: Iterable[CodeType]) -> bool:
     return any(_is_graph_capture(code.co_filename) for code in codes)
 
 
-def _captures_graph(frame: Any) -> bool:
+def _captures_graph(frame: FrameType) -> bool:
     return _is_graph_capture(frame.f_code.co_filename)
 
 
@@ -87,7 +87,7 @@ def compiler_error_class() -> Any:
     return getattr(sys.modules.get(COMPILER_ERRORS), "BackendCompilerFailed", None)
 
 
-def keep_traced_graph(error: BaseException, frame: Any) -> None:
+def keep_traced_graph(error: BaseException, frame: FrameType) -> None:
     """Keep a copy of the traced graph on ``error``, which the Dynamo frame ``frame`` is just creating.
 
     Since 2.15 Dynamo takes the graphs of a failed attempt apart before the program sees the error. Missing: nothing is

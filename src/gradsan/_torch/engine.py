@@ -86,7 +86,7 @@ def frames_of(error: BaseException) -> Iterator[Any]:
         trace = trace.tb_next
 
 
-def enters_engine(frame: Any) -> bool:
+def enters_engine(frame: FrameType) -> bool:
     """Whether this is the frame of the Python function through which torch enters the engine. Missing: False."""
     return frame.f_code.co_name == "_engine_run_backward" and "t_outputs" in frame.f_locals
 
@@ -129,7 +129,7 @@ def puts_back_what_it_writes(file: str) -> bool:
 _gradcheck_file: str | None = getattr(sys.modules.get("torch.autograd.gradcheck"), "__file__", None)
 
 
-def is_engine_frame(frame: Any) -> bool:
+def is_engine_frame(frame: FrameType) -> bool:
     """Whether a frame is torch's call into the engine: its callees run inside a backward."""
     code = frame.f_code
     return bool(code.co_name == "_engine_run_backward" and code.co_filename == _graph.__file__)
@@ -145,7 +145,7 @@ def frames_of_threads() -> dict[int, FrameType]:
         return sys._current_frames()
 
 
-def callers_of_engine(frame: Any) -> list[Any]:
+def callers_of_engine(frame: FrameType | None) -> list[Any]:
     """Return, where ``frame`` runs in a thread of the engine, the frames by which other threads wait for the engine.
 
     Empty where the engine runs in the thread of ``frame``, or does not run at all.
@@ -166,18 +166,18 @@ def callers_of_engine(frame: Any) -> list[Any]:
     return callers
 
 
-def gradients_given(frame: Any) -> tuple[Any, ...]:
+def gradients_given(frame: FrameType) -> tuple[Any, ...]:
     """Return the gradients that a backward began with; ``frame`` as in :func:`is_engine_frame`. Missing: empty."""
     args = frame.f_locals.get("args", ())
     return tuple(args[0] or ()) if args and isinstance(args[0], tuple) else ()
 
 
-def inputs_given(frame: Any) -> tuple[Any, ...]:
+def inputs_given(frame: FrameType) -> tuple[Any, ...]:
     """Return the ``inputs`` of a backward; ``frame`` as in :func:`is_engine_frame`. Missing: all Nodes seem to run."""
     args = frame.f_locals.get("args", ())
     return tuple(args[3] or ()) if len(args) > 3 and isinstance(args[3], (tuple, list)) else ()
 
 
-def is_hook_frame(frame: Any) -> bool:
+def is_hook_frame(frame: FrameType) -> bool:
     """Whether a frame is torch's own between the engine and a module hook, or the backward of a Function."""
     return frame.f_code.co_filename in (torch.utils.hooks.__file__, torch.autograd.function.__file__)

@@ -21,6 +21,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -327,7 +328,7 @@ def _read_under_guard(node: Any, attribute: str) -> tuple[Any, list[Any]]:
     return value, shown
 
 
-def _end_calls(frame: Any, event: str, _: Any) -> None:
+def _end_calls(frame: FrameType, event: str, _: Any) -> None:
     if event == "call" and frame.f_code not in _let_in and not _handles_signal(frame.f_code):
         raise _HookedError
 

@@ -16,6 +16,7 @@ import functools
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from types import FrameType
 from typing import Any, Literal, NamedTuple
 
 from gradsan import _torch, source
@@ -258,7 +259,7 @@ class ChangedValues(Detector):
         info: Any,
         way: str,
         alias: Site | None,
-        frame: Any,
+        frame: FrameType,
         compared: Literal["same", "near", "different"] | None,
     ) -> Conflict:
         core, steps = self._core, self._steps

@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -35,7 +36,7 @@ Fingerprints = tuple[Fingerprint | None, ...]
 class _Forward(NamedTuple):
     """A running checkpointed function: the frame that checkpoint made for it, its arguments, the site of the call."""
 
-    frame: Any
+    frame: FrameType
     args: Sequence[Any]
     inputs: Fingerprints
     stack: RawStack
@@ -221,7 +222,7 @@ class Checkpoints(Detector):
             marks = {}
         self._calls[key] = Call(name, recomputation.code_of(function), stack, self._core.tick(), marks, values, inputs)
 
-    def _examine(self, call: Call, frame: Any, arguments: Iterable[Any]) -> None:
+    def _examine(self, call: Call, frame: FrameType, arguments: Iterable[Any]) -> None:
         """Compare values as a recomputation begins; changes are reported after it, unless checkpoint itself raises."""
         called = _torch.recomputed_call(frame)
         if called is None:
@@ -231,7 +232,7 @@ class Checkpoints(Detector):
             arguments = {**_by_name(function, arguments), **keywords}
             self._changes[frame] = recomputation.compare(self._notes, call, function, arguments)
 
-    def _verdict(self, frame: Any) -> bool | None:
+    def _verdict(self, frame: FrameType) -> bool | None:
         """Whether the recomputation gave the values that backward reads; None where they were not compared."""
         if not self._tally.compared:
             return None

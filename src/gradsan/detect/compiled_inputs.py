@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from types import FrameType
 from typing import Any, NamedTuple
 
 from gradsan import _torch
@@ -81,7 +82,7 @@ class CompiledInputs(Detector):
         written = {entry[_STORAGE] for entry in self._core.writes_after(clock)}
         return frozenset(written.union(*stepped) - set(self._uncounted.bypasses))
 
-    def _judge(self, backward: BackwardRecord, one: _Kept, frame: Any) -> None:
+    def _judge(self, backward: BackwardRecord, one: _Kept, frame: FrameType) -> None:
         info = conflicts.tensor_info(one.tensor, was_leaf=one.tensor.is_leaf)
         logged = ledger.writes_since(self._core, self._steps, info.storage, one.made.clock, -1)
         writes = tuple(write for write in logged if _counts(write) and _overlaps(info.region, write))
@@ -93,7 +94,7 @@ class CompiledInputs(Detector):
             self._findings.add(key, functools.partial(_given, conflict))
 
     def _conflict(
-        self, backward: BackwardRecord, one: _Kept, info: Any, writes: tuple[Write, ...], frame: Any
+        self, backward: BackwardRecord, one: _Kept, info: Any, writes: tuple[Write, ...], frame: FrameType
     ) -> Conflict | None:
         core, version = self._core, int(one.tensor._version)
         conflict = Conflict(

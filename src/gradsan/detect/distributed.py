@@ -16,6 +16,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -168,7 +169,7 @@ class Sharded(Detector):
         frame = sys._getframe(1)
         self._findings.add(key, lambda: self._conflict(used, stale, backward, frame))
 
-    def _conflict(self, used: Gathering, stale: Stale, backward: BackwardRecord, frame: Any) -> Conflict:
+    def _conflict(self, used: Gathering, stale: Stale, backward: BackwardRecord, frame: FrameType) -> Conflict:
         core, info = self._core, conflicts.tensor_info(stale.saved, was_leaf=True)
         made = call_that_made(core, _torch.node_sequence(stale.node) or 0, backward.thread)
         clock, stack = (made.clock, made.stack) if made is not None else (used.clock, used.stack)

@@ -23,6 +23,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -174,7 +175,7 @@ def given_to_hook(inside: list[Any]) -> Iterator[Given]:
         yield Given(path, tensor, within(kind, position, is_element), times)
 
 
-def _arguments(frame: Any) -> Iterator[tuple[str, Any]]:
+def _arguments(frame: FrameType) -> Iterator[tuple[str, Any]]:
     """Yield the arguments of a frame that are tensors, or tuples with tensors."""
     code = frame.f_code
     count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
@@ -194,7 +195,7 @@ def _tensors_of(name: str, value: Any, position: int) -> Iterator[tuple[str, Any
             yield f"{name}[{index}]", one, position, True
 
 
-def _name_of(node: Any, frame: Any) -> str | None:
+def _name_of(node: Any, frame: FrameType) -> str | None:
     leaf = getattr(node, "variable", None)
     if leaf is None:
         return naming.name_of_output(node, frame)

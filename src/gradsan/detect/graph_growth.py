@@ -19,6 +19,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, NamedTuple
 
 from gradsan import _torch
@@ -286,7 +287,7 @@ class UnusedGraphs(Detector):
         return None if made is None else made.stack
 
 
-def _with_graph(frame: Any) -> list[Found]:
+def _with_graph(frame: FrameType) -> list[Found]:
     """Return the live tensors with a graph."""
     return list(naming.find(frame, naming.has_graph))
 

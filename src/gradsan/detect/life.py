@@ -23,6 +23,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any, NamedTuple
 
 from torch.nn.parameter import is_lazy
@@ -86,7 +87,7 @@ class Life(Detector):
         if rounds in (_FIRST_LOOK, _SECOND_LOOK):
             self._look_at_graphs(entry, rounds)
 
-    def first_step(self, optimizer: Optimizer, frame: Any) -> None:
+    def first_step(self, optimizer: Optimizer, frame: FrameType) -> None:
         """Check for parameters without gradient at an optimizer's first step; variables are searched from ``frame``."""
         held = [one for one in _torch.parameters_of(optimizer) if one.requires_grad]
         # A tensor without elements has nothing to learn; sharded training leaves most ranks with such tensors.
@@ -143,7 +144,7 @@ class Life(Detector):
             else:
                 self._unfed.append((held, failure))
 
-    def _last_backward(self, held: list[Any], frame: Any) -> Iterator[Clue]:
+    def _last_backward(self, held: list[Any], frame: FrameType) -> Iterator[Clue]:
         """Yield the last backward, which should have reached the parameters, and live variables depending on one.
 
         Yields nothing where several lines called backward since the last step: any of them may be meant.
@@ -156,7 +157,7 @@ class Life(Detector):
                 frame, lambda tensor: any(tensor is one or _comes_from(tensor, one) for one in held[:_NAMED])
             )
 
-    def later_step(self, optimizer: Optimizer, frame: Any) -> None:
+    def later_step(self, optimizer: Optimizer, frame: FrameType) -> None:
         """Check for parameters replaced since the optimizer's first step; a missing gradient alone is no finding."""
         held = [one for one in _torch.parameters_of(optimizer) if one.requires_grad]
         missing = [one for one in held if one.grad is None and not is_lazy(one) and one.numel()]
@@ -167,7 +168,7 @@ class Life(Detector):
             counts = {"missing": len(missing), "total": len(held), "later": 1}
             self._report_lost(optimizer, replaced, counts, site, [Clue("holder", site, name=type(optimizer).__name__)])
 
-    def _replaced(self, optimizer: Optimizer, held: list[Any], missing: list[Any], frame: Any) -> list[Any]:
+    def _replaced(self, optimizer: Optimizer, held: list[Any], missing: list[Any], frame: FrameType) -> list[Any]:
         made = next((symbolise(one.stack).user_frame for it, one in self._making.optimizers() if it is optimizer), None)
         return list(_replacements(held, missing, frame, made))
 
@@ -266,7 +267,7 @@ def _numbers_of(members: list[Found]) -> list[int]:
     return [_torch.node_sequence(one.tensor.grad_fn) or 0 for one in members]
 
 
-def _groups(frame: Any) -> dict[str, list[Found]]:
+def _groups(frame: FrameType) -> dict[str, list[Found]]:
     """The live tensors with a graph, grouped by their container."""
     groups: dict[str, list[Found]] = {}
     for one in naming.find(frame, naming.has_graph):
@@ -313,7 +314,9 @@ def _is_bare_chain(order: list[Any], border: int) -> bool:
     return bytes_kept(late) == _NODE_BYTES * len(late) and not any(branches)
 
 
-def _replacements(held: list[Any], missing: list[Any], frame: Any, made: Frame | None) -> Iterator[tuple[Any, Found]]:
+def _replacements(
+    held: list[Any], missing: list[Any], frame: FrameType, made: Frame | None
+) -> Iterator[tuple[Any, Found]]:
     """Yield (tensor without a gradient that no module holds any more, tensor that the program has instead).
 
     The latter has the same shape, requires grad and is unknown to the optimizer: a parameter of a module, or
@@ -366,7 +369,7 @@ def _model_of(found: Found) -> str:
     return found.path.partition(".")[0].partition("[")[0]
 
 
-def _names(tensors: list[Any], frame: Any) -> dict[int, str]:
+def _names(tensors: list[Any], frame: FrameType) -> dict[int, str]:
     """The expressions by which the program holds the tensors, by ``id``; a name in a module comes first."""
     wanted = {id(one) for one in tensors}
     found: dict[int, Found] = {}

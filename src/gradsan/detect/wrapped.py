@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 from dataclasses import replace
+from types import FrameType
 from typing import Any, NamedTuple
 
 from gradsan import _torch
@@ -83,7 +84,9 @@ class Wrapped(Detector):
             functools.partial(self._conflict, backward, one, info, write, raw, sys._getframe(1)),
         )
 
-    def _conflict(self, backward: Any, one: _Inside, info: Any, write: Any, raw: RawWrite, frame: Any) -> Conflict:
+    def _conflict(
+        self, backward: Any, one: _Inside, info: Any, write: Any, raw: RawWrite, frame: FrameType
+    ) -> Conflict:
         core = self._core
         outer = conflicts.tensor_info(one.outer, was_leaf=one.outer.is_leaf)
         outer = replace(outer, storage=info.storage, region=info.region)

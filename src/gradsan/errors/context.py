@@ -52,7 +52,7 @@ class Context:
         return not entries or any(frame is self.frame for frame in self.frames[entries[-1] + 1 :])
 
 
-def described(tensor: Any, frame: Any, name: str | None = None) -> dict[str, Any]:
+def described(tensor: Any, frame: FrameType, name: str | None = None) -> dict[str, Any]:
     """Return the facts of ``tensor`` for the role ``target`` in :mod:`gradsan.errors.refused_writes`.
 
     ``name`` is its name in the statement.

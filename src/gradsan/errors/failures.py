@@ -20,6 +20,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable
+from types import FrameType
 from typing import Any
 
 from gradsan.catalogue import place_raised, recognise
@@ -185,6 +186,6 @@ def of_warning(recorder: Any, message: Any, category: type[Warning]) -> Failure 
     )
 
 
-def _is_users(frame: Any) -> bool:
+def _is_users(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
     return is_user_file(file) and not is_own_file(file)

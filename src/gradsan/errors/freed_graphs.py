@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from types import FrameType
 from typing import Any, NamedTuple
 
 from gradsan import _torch
@@ -152,7 +153,7 @@ def _others_freed(order: list[Any], node: Any, sequence: int) -> list[Any]:
     return [one for one in itertools.islice(older, _MOST_LOOKED_AT) if _torch.was_freed(one)]
 
 
-def _cached(node: Any, frame: Any) -> str | None:
+def _cached(node: Any, frame: FrameType | None) -> str | None:
     """Return a module's name of the parameter that ``node`` computed and ``parametrize.cached()`` keeps."""
     for name, tensor in _torch.cached_parametrizations().items():
         order = [] if tensor.grad_fn is None else walk.engine_order([tensor.grad_fn])

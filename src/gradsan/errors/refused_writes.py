@@ -25,6 +25,7 @@ from __future__ import annotations
 import ast
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -115,7 +116,7 @@ def gather_written(context: Context) -> tuple[Clue, ...]:
     return (target,) if made is None else (target, made)
 
 
-def _value_learns(frame: Any, own: Frame, written: Any) -> bool:
+def _value_learns(frame: FrameType, own: Frame, written: Any) -> bool:
     """Whether the statement calls a module that is trained, or reads a tensor that one has computed."""
     statement = source.statement_at(own)
     if statement is None:

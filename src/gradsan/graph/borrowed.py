@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
+from types import FrameType
 from typing import Any
 
 from gradsan import _torch
@@ -30,7 +31,7 @@ _MOST_CALLS = 64
 
 
 def by_later_loss(
-    core: Log, steps: Any, backwards: Any, backward: BackwardRecord, since: int, frame: Any
+    core: Log, steps: Any, backwards: Any, backward: BackwardRecord, since: int, frame: FrameType | None
 ) -> tuple[Bridge, ...]:
     """The tensors that the loss of ``backward`` takes from networks whose optimizers have stepped after ``since``.
 
@@ -49,7 +50,7 @@ def by_later_loss(
 
 
 def by_earlier_loss(
-    core: Log, steps: Any, roots: Iterable[Any], since: int, backward: BackwardRecord, frame: Any
+    core: Log, steps: Any, roots: Iterable[Any], since: int, backward: BackwardRecord, frame: FrameType | None
 ) -> tuple[Bridge, ...]:
     """The same for an earlier loss (``roots``) whose own optimizer stepped after ``since``: what others train."""
     edges = _border(tuple(roots), _Leaves(_moved(steps, since, backward.clock)), _MOVED, _OTHERS | _NOBODYS)
@@ -59,7 +60,9 @@ def by_earlier_loss(
     return _as_bridges(core, backward.thread, frame, edges)
 
 
-def by_gone_loss(core: Log, steps: Any, past: PastBackward, backward: BackwardRecord, frame: Any) -> tuple[Bridge, ...]:
+def by_gone_loss(
+    core: Log, steps: Any, past: PastBackward, backward: BackwardRecord, frame: FrameType | None
+) -> tuple[Bridge, ...]:
     """Return the same for an earlier loss that is gone, from the Nodes of the later graph that its backward has freed.
 
     Which call used the tensor for the earlier loss is unknown: every call until its backward may have.
@@ -83,7 +86,9 @@ def by_gone_loss(core: Log, steps: Any, past: PastBackward, backward: BackwardRe
     return tuple(found)
 
 
-def by_another_optimizer(core: Log, past: PastBackward, backward: BackwardRecord, frame: Any) -> tuple[Bridge, ...]:
+def by_another_optimizer(
+    core: Log, past: PastBackward, backward: BackwardRecord, frame: FrameType | None
+) -> tuple[Bridge, ...]:
     """The same where no step lies between: what ``past`` has freed, if other optimizers have all of its parameters."""
     order = walk.engine_order(backward.roots)
     freed = [node for node in order if _is_before(node, past) and _torch.was_freed(node)]
@@ -122,7 +127,7 @@ def _went_through(node: Any, past: PastBackward) -> bool:
     return node in set(walk.engine_order(roots))
 
 
-def _others_go(edges: list[walk.Crossing], backward: BackwardRecord, frame: Any) -> bool:
+def _others_go(edges: list[walk.Crossing], backward: BackwardRecord, frame: FrameType | None) -> bool:
     """Whether a live value outside of this loss's graph, such as a loss to come, leads through one of the edges."""
     own = set(walk.engine_order(backward.roots)) if edges else set()
     found = search(frame, lambda t: t.requires_grad and not t.is_leaf and t.grad_fn not in own) if edges else ()
@@ -230,7 +235,7 @@ def _is_leaf(node: Any) -> bool:
     return _torch.is_tensor(getattr(node, "variable", None))
 
 
-def _as_bridges(core: Log, thread: int, frame: Any, edges: list[walk.Crossing]) -> tuple[Bridge, ...]:
+def _as_bridges(core: Log, thread: int, frame: FrameType | None, edges: list[walk.Crossing]) -> tuple[Bridge, ...]:
     """Convert the border to data; empty if a parameter itself lies on it, or if it is too long for two networks."""
     found: list[Bridge] = []
     waiting = list(edges)

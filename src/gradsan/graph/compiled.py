@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -96,7 +97,7 @@ def _callers(site: Site) -> tuple[tuple[str, int], ...]:
     return () if at == len(site.frames) else tuple((frame.file, frame.line) for frame in site.frames[:at])
 
 
-def _place(inside: Inside, node: Any, slot: str, tensor: Any, frame: Any) -> Place | None:
+def _place(inside: Inside, node: Any, slot: str, tensor: Any, frame: FrameType) -> Place | None:
     """Return the value of the traced graph that a saved tensor is; None where that is not decided."""
     slots = [name for name, _ in _torch.saved_slots(node)]
     names = _torch.saved_in_graph(node, len(slots))
@@ -141,7 +142,7 @@ def _place(inside: Inside, node: Any, slot: str, tensor: Any, frame: Any) -> Pla
     return None
 
 
-def _output_held(node: Any, storage: int, frame: Any) -> int | None:
+def _output_held(node: Any, storage: int, frame: FrameType) -> int | None:
     """The number of the graph's result that lies in ``storage``, found by a tensor that the program still holds."""
     for found in naming.find(frame, lambda one: one.grad_fn is not None and _torch.storage_identity(one) == storage):
         maker, number = found.tensor.grad_fn, found.tensor.output_nr

@@ -6,6 +6,7 @@ import itertools
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 from gradsan import _torch
@@ -49,7 +50,7 @@ def of_failure(
 
 
 def _with_borrowed(
-    conflict: Conflict, core: Log, steps: Any, backward: BackwardRecord, backwards: Any, frame: Any
+    conflict: Conflict, core: Log, steps: Any, backward: BackwardRecord, backwards: Any, frame: FrameType
 ) -> Conflict:
     """Return the conflict with the tensors its loss borrows, if a step or a manual update has overwritten the value."""
     if backwards is None or not any(write.kind == "step" or write.is_parameter for write in conflict.writes):
@@ -73,7 +74,9 @@ def _is_beside(conflict: Conflict) -> bool:
     )
 
 
-def _of_stale(core: Log, steps: Any, backward: BackwardRecord, stale: stale_slots.Stale, frame: Any) -> Conflict | None:
+def _of_stale(
+    core: Log, steps: Any, backward: BackwardRecord, stale: stale_slots.Stale, frame: FrameType
+) -> Conflict | None:
     node, tensor = stale.node, stale.tensor
     if tensor is None:
         tensor = stale_slots.tensor_of(core, stale, frame)
@@ -199,7 +202,7 @@ def moment_of(writes: tuple[Write, ...]) -> int:
 
 
 def bridge_over(
-    core: Log, backward: BackwardRecord, node: Any, made: Any, writes: tuple[Write, ...], frame: Any
+    core: Log, backward: BackwardRecord, node: Any, made: Any, writes: tuple[Write, ...], frame: FrameType
 ) -> Bridge | None:
     """Return the edge at which the graph of ``backward`` crosses the first of ``writes`` on its path to ``node``."""
     if node is None or not writes or not backward.roots:

@@ -89,7 +89,7 @@ _MOST_NAMES = 300
 
 
 def live_clues(
-    frame: Any, requires_grad: Callable[[Any], bool] = lambda tensor: bool(tensor.requires_grad)
+    frame: FrameType | None, requires_grad: Callable[[Any], bool] = lambda tensor: bool(tensor.requires_grad)
 ) -> tuple[LiveClue, ...]:
     """Return a clue ``live`` for each of the user's frames from ``frame`` outwards, outermost first.
 
@@ -106,7 +106,7 @@ def live_clues(
     return tuple(reversed(found))
 
 
-def _of_frame(frame: Any, requires_grad: Callable[[Any], bool]) -> LiveClue:
+def _of_frame(frame: FrameType, requires_grad: Callable[[Any], bool]) -> LiveClue:
     requires: dict[str, bool] = {}
     callees: dict[str, tuple[str, int, str]] = {}
     variables = {**frame.f_globals, **_torch.locals_of(frame)}

@@ -24,7 +24,7 @@ COLLECTING = frozenset({"list", "deque", "dict", "tuple"})
 """Containers in which programs collect tensors, as :func:`~gradsan.graph.variables.kind_of` names them."""
 
 
-def names_of(tensor: Any, frame: Any) -> tuple[Name, ...]:
+def names_of(tensor: Any, frame: FrameType | None) -> tuple[Name, ...]:
     """Return names by which the user's frames from ``frame`` outwards hold the memory of ``tensor``, best first.
 
     An expression for the same part of the storage ranks before one for another part; a parameter's name within its
@@ -45,13 +45,13 @@ def names_of(tensor: Any, frame: Any) -> tuple[Name, ...]:
     return tuple(names.values())[:8]
 
 
-def name_of(tensor: Any, frame: Any) -> str | None:
+def name_of(tensor: Any, frame: FrameType | None) -> str | None:
     """Return the best of these names; None where there is none."""
     names = names_of(tensor, frame)
     return names[0].text if names else None
 
 
-def find(frame: Any, wanted: Callable[[Any], bool]) -> Iterator[Found]:
+def find(frame: FrameType | None, wanted: Callable[[Any], bool]) -> Iterator[Found]:
     """Yield the tensors for which ``wanted`` is true that the user's frames from ``frame`` outwards hold."""
     return search(frame, wanted)
 
@@ -61,14 +61,14 @@ def has_graph(tensor: Any) -> bool:
     return tensor.requires_grad and not _torch.is_view_of_written(tensor) and tensor.grad_fn is not None
 
 
-def collected_in(storage: int, frame: Any) -> str | None:
+def collected_in(storage: int, frame: FrameType | None) -> str | None:
     """The container that holds the same tensor over that memory several times: all its elements are the last write."""
     found = search(frame, lambda one: _torch.storage_or_none(one) == storage and not _torch.is_trainable_leaf(one))
     times = collections.Counter((one.within, id(one.tensor)) for one in found if one.container in COLLECTING)
     return next((within for (within, _), many in times.items() if many > 1), None)
 
 
-def name_of_output(node: Any, frame: Any) -> str | None:
+def name_of_output(node: Any, frame: FrameType | None) -> str | None:
     """Return the expression by which the user's frames hold an output of ``node`` (an autograd Node)."""
     best = min(
         search(frame, lambda t: t.requires_grad and not t.is_leaf and t.grad_fn is node),
@@ -78,7 +78,7 @@ def name_of_output(node: Any, frame: Any) -> str | None:
     return best.path if best else None
 
 
-def held_graphs(nodes: Sequence[Any], frame: Any, moment: int) -> tuple[Held, ...]:
+def held_graphs(nodes: Sequence[Any], frame: FrameType | None, moment: int) -> tuple[Held, ...]:
     """Return the live variables of the user's frames whose graph leads back to one of ``nodes``; nearer ones first.
 
     Those made by a Node numbered below ``moment`` are old.
@@ -196,7 +196,7 @@ def owner_in(module: nn.Module, name: str) -> tuple[nn.Module, str]:
     return found, rest
 
 
-def owner_of(path: str, frame: FrameType | None) -> tuple[nn.Module, str] | None:
+def owner_of(path: str, frame: FrameType | None | None) -> tuple[nn.Module, str] | None:
     """Return the same for an expression (``net.block.0.weight``), evaluated in the frames from ``frame`` outwards."""
     parts = path.split(".")
     while frame is not None:
@@ -214,7 +214,7 @@ def forward_of(module: nn.Module) -> Site | None:
     return None if code is None or not is_user_file(code.co_filename) else definition_site(code)
 
 
-def clue_of(path: str | None, frame: FrameType | None, facts: Mapping[str, Any]) -> Clue:
+def clue_of(path: str | None, frame: FrameType | None | None, facts: Mapping[str, Any]) -> Clue:
     """Return the clue ``parameter`` for the tensor ``path``: at the forward of its owner, with ``facts``."""
     owner = None if path is None else owner_of(path, frame)
     if owner is None:

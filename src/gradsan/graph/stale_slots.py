@@ -15,6 +15,7 @@ import functools
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -206,7 +207,7 @@ def _may_have_saved(hidden: Any, tensor: Any) -> bool:
     return any(maker is tensor.grad_fn or getattr(maker, "variable", None) is tensor for maker in makers)
 
 
-def tensor_of(core: Log, stale: Stale, frame: Any) -> Any:
+def tensor_of(core: Log, stale: Stale, frame: FrameType) -> Any:
     """The fitting tensor among those the user's frames from ``frame`` outwards hold; None unless they share memory.
 
     It has the sizes and the version of the message, and is in the log or behind a hidden Node's edges.

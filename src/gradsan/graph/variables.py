@@ -9,6 +9,7 @@ import sys
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -99,7 +100,7 @@ class Space(NamedTuple):
     line: int = 0
 
 
-def search(frame: Any, wanted: Callable[[Any], bool]) -> Iterator[Found]:
+def search(frame: FrameType | None, wanted: Callable[[Any], bool]) -> Iterator[Found]:
     """Search the variables of the user's frames breadth-first; every object once, at most ``_MOST_OBJECTS``."""
     spaces = spaces_of(frame)
     queue = deque(
@@ -173,7 +174,7 @@ def _ends(parts: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
     return parts if len(parts) <= 2 * _END_LENGTH else [*parts[:_END_LENGTH], *parts[-_END_LENGTH:]]
 
 
-def spaces_of(frame: Any) -> list[Space]:
+def spaces_of(frame: FrameType | None) -> list[Space]:
     """Return the locals and globals of the user's frames from ``frame`` outwards.
 
     In a thread of the engine, the frames of the threads whose backward calls wait for it follow.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -134,7 +135,7 @@ class Emptied(Detector):
         tensor: Any,
         clock: int,
         stack: RawStack | None,
-        frame: Any,
+        frame: FrameType,
         healed: int | None = None,
     ) -> Conflict:
         """Return the conflict of a value saved at ``clock`` and ``stack`` that backward asks for now.

@@ -6,6 +6,7 @@ import functools
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 from gradsan import source
@@ -184,7 +185,7 @@ class ScriptLog:
                 one for place, one in places if place is not None and (place.file, place.line) == (own.file, own.line)
             ]
 
-    def know_losses(self, frame: Any, roots: Sequence[Any]) -> None:
+    def know_losses(self, frame: FrameType | None, roots: Sequence[Any]) -> None:
         """Find the losses of earlier backward calls among the live variables of ``frame``.
 
         ``roots`` are those of the backward that failed: a name that holds them now held another loss before.
