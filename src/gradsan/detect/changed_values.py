@@ -19,6 +19,8 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any, Literal, NamedTuple
 
+import torch
+
 from gradsan import _torch, source
 from gradsan.detect.functions import Functions
 from gradsan.detect.meaning.callers_values import WritesToCallers
@@ -52,7 +54,7 @@ class Read(NamedTuple):
     node: Any
     number: int
     slot: str
-    alias: Any
+    alias: torch.Tensor
     maker: int | None
 
 
@@ -244,7 +246,7 @@ class ChangedValues(Detector):
                 self._findings.add(one.key, one.made)
 
     def _compared(
-        self, alias: Any, clock: int, logged: Sequence[RawWrite]
+        self, alias: torch.Tensor, clock: int, logged: Sequence[RawWrite]
     ) -> Literal["same", "near", "different"] | None:
         """Compare a value with that before the write at ``clock``: ``clamp_`` may have had nothing to clamp."""
         with _torch.hushed():

@@ -12,6 +12,8 @@ import sys
 from types import FrameType
 from typing import Any, NamedTuple
 
+import torch
+
 from gradsan import _torch
 from gradsan.detect.memory import Uncounted
 from gradsan.graph import compiled, conflicts, naming, walk
@@ -32,7 +34,7 @@ class _Kept(NamedTuple):
 
     node: Any
     slot: str
-    tensor: Any
+    tensor: torch.Tensor
     made: Any
 
 

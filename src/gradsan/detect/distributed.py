@@ -84,7 +84,7 @@ class Sharded(Detector):
             return False
         return known is not None
 
-    def shard_of(self, tensor: Any) -> Any:
+    def shard_of(self, tensor: torch.Tensor) -> Any:
         """Return the shard that replaces a whole parameter while its module does not run; other tensors unchanged."""
         storage = _torch.storage_or_none(tensor) if self.storages else 0
         parameter = self.storages[storage][1]() if storage and self.holds(storage) else None

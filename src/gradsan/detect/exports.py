@@ -61,7 +61,7 @@ class Exports(Detector):
         """Whether exported memory is alive."""
         return bool(self._exports)
 
-    def hand_out(self, tensor: Any, op: str, stack: RawStack, fresh: bool = False) -> None:
+    def hand_out(self, tensor: torch.Tensor, op: str, stack: RawStack, fresh: bool = False) -> None:
         """Note that ``tensor``'s memory is accessible to others; ``fresh``: nothing can have saved it before.
 
         Memory of a device is not copied and compared: reading the result would synchronise.
@@ -113,12 +113,14 @@ class Exports(Detector):
                     self._saved[thread, number, slot] = (_torch.storage_or_none(tensor), _bytes(tensor))
                     self._bytes += size
 
-    def changed(self, storage: int, number: int, thread: int, slot: str, tensor: Any, made: Any) -> Export | None:
+    def changed(
+        self, storage: int, number: int, thread: int, slot: str, tensor: torch.Tensor, made: Any
+    ) -> Export | None:
         """Return the export through which the bytes of a saved value have changed; None where they are unchanged."""
         before = self.before(storage, number, thread, slot, tensor, made)
         return None if before is None or torch.equal(before, _bytes(tensor)) else self._exports[storage]
 
-    def before(self, storage: int, number: int, thread: int, slot: str, tensor: Any, made: Any) -> Any:
+    def before(self, storage: int, number: int, thread: int, slot: str, tensor: torch.Tensor, made: Any) -> Any:
         """The bytes of a saved value at the save; None where its memory was not exported, or they are unknown."""
         export = self._exports.get(storage)
         if export is None or export.weak.expired():
@@ -136,7 +138,7 @@ class Exports(Detector):
         export = self._exports.get(storage)
         return None if export is None or export.weak.expired() else export
 
-    def copy_of(self, tensor: Any) -> Any:
+    def copy_of(self, tensor: torch.Tensor) -> Any:
         """Return the bytes of a tensor in exported memory; None where it is not exported, or too large."""
         export = self._exports.get(_torch.storage_or_none(tensor)) if self._exports else None
         if export is None or export.weak.expired():
@@ -147,7 +149,7 @@ class Exports(Detector):
             return None
         return _bytes(tensor)
 
-    def changed_since(self, tensor: Any, clock: int, copy: Any, storage: int = 0) -> Export | None:
+    def changed_since(self, tensor: torch.Tensor, clock: int, copy: Any, storage: int = 0) -> Export | None:
         """Return the export through which the bytes of a tensor have changed since ``clock``, when they were ``copy``.
 
         Where memory was exported later, ``copy`` is None, and the bytes are those of that moment. ``storage`` is the
@@ -221,7 +223,7 @@ def _shares(source: Any) -> bool:
     return hasattr(source, "__array_interface__") or isinstance(source, (bytearray, memoryview))
 
 
-def _bytes(tensor: Any) -> Any:
+def _bytes(tensor: torch.Tensor) -> Any:
     with torch.no_grad():
         return tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
@@ -251,7 +253,7 @@ class Snapshots:
         self._alive: dict[int, Any] = {}
         self._bytes, self._sweep = 0, Sweep()
 
-    def take(self, tensor: Any, stack: RawStack) -> None:
+    def take(self, tensor: torch.Tensor, stack: RawStack) -> None:
         """Copy the memory of ``tensor``, if it is small and may have been written since the last time.
 
         ``stack`` is where ``.data`` was read: torch's own copies and moves are left out.
@@ -281,11 +283,11 @@ class Snapshots:
             if is_wanted:
                 self._copy(tensor)
 
-    def _is_copied_often(self, tensor: Any) -> bool:
+    def _is_copied_often(self, tensor: torch.Tensor) -> bool:
         """Whether so many copies of its memory are kept that it is rather a buffer, written row by row."""
         return len(self._copies.get(int(tensor.untyped_storage()._cdata), ())) >= _COPIES_OF_A_STORAGE
 
-    def _copy(self, tensor: Any) -> None:
+    def _copy(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
         size, key, core = int(storage.nbytes()), int(storage._cdata), self._core
         if not 0 < size <= BYTES_OF_A_COPY:
@@ -308,7 +310,7 @@ class Snapshots:
             self._bytes -= _size(known.pop(0))
 
     def compared(
-        self, tensor: Any, clock: int, writes: Iterable[int], *, is_counted: bool = False
+        self, tensor: torch.Tensor, clock: int, writes: Iterable[int], *, is_counted: bool = False
     ) -> Literal["same", "near", "different"] | None:
         """Compare the values of ``tensor`` with those at ``clock``: same bytes, the same up to rounding, or others.
 
@@ -325,7 +327,7 @@ class Snapshots:
                 return "near"
         return "different" if known else None
 
-    def changed(self, tensor: Any, clock: int, writes: Iterable[int]) -> Any:
+    def changed(self, tensor: torch.Tensor, clock: int, writes: Iterable[int]) -> Any:
         """Mark the elements that differ from those at ``clock``, as :meth:`compared` takes it; None if unknown."""
         memory = next(self._taken_at(tensor, clock, writes, True), None)
         if memory is None or tensor.is_conj() or tensor.is_neg():
@@ -334,14 +336,14 @@ class Snapshots:
             before, now = _placed(memory, tensor), tensor.detach()
             return (before != now) & ~((before != before) & (now != now))
 
-    def before(self, tensor: Any, clock: int, writes: Iterable[int]) -> Any:
+    def before(self, tensor: torch.Tensor, clock: int, writes: Iterable[int]) -> Any:
         """Return the bytes that ``tensor`` had at ``clock``, by the arguments of :meth:`compared`; None if unknown."""
         memory = next(self._taken_at(tensor, clock, writes, False), None)
         if memory is None:
             return None
         return _bytes(_placed(memory, tensor))
 
-    def _taken_at(self, tensor: Any, clock: int, writes: Iterable[int], is_counted: bool) -> Iterator[Any]:
+    def _taken_at(self, tensor: torch.Tensor, clock: int, writes: Iterable[int], is_counted: bool) -> Iterator[Any]:
         at = list(writes)
         for one in self._copies.get(_torch.storage_or_none(tensor), ()):
             first, last = sorted((clock, one.clock))
@@ -373,12 +375,12 @@ def _size(snapshot: Snapshot) -> int:
     return int(snapshot.memory.numel() * snapshot.memory.element_size())
 
 
-def _placed(memory: Any, tensor: Any) -> Any:
+def _placed(memory: Any, tensor: torch.Tensor) -> Any:
     """The elements of a copied memory that are at the places of ``tensor``."""
     return memory.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
-def _same(memory: Any, tensor: Any) -> bool:
+def _same(memory: Any, tensor: torch.Tensor) -> bool:
     if tensor.is_conj() or tensor.is_neg():
         return False
     with torch.no_grad():
@@ -386,7 +388,7 @@ def _same(memory: Any, tensor: Any) -> bool:
         return bool(torch.equal(_snapshot_bytes(before), _snapshot_bytes(tensor.detach())))
 
 
-def _is_near(memory: Any, tensor: Any) -> bool:
+def _is_near(memory: Any, tensor: torch.Tensor) -> bool:
     """Whether two tensors differ only by rounding; zeros must be equal, signs included."""
     if not tensor.is_floating_point() or tensor.is_neg():
         return False
@@ -401,5 +403,5 @@ def _is_near(memory: Any, tensor: Any) -> bool:
         return bool(gap <= _ROUNDINGS * torch.finfo(tensor.dtype).eps * torch.linalg.vector_norm(now))
 
 
-def _snapshot_bytes(tensor: Any) -> Any:
+def _snapshot_bytes(tensor: torch.Tensor) -> Any:
     return tensor.contiguous().reshape(-1).view(torch.uint8)

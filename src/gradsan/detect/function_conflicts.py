@@ -149,7 +149,7 @@ def kept_tensors(kind: Any, attributes: dict[str, Any]) -> Iterator[tuple[str, A
             yield from _tensors_in(name, value, codes)
 
 
-def holds(attributes: dict[str, Any], tensor: Any) -> bool:
+def holds(attributes: dict[str, Any], tensor: torch.Tensor) -> bool:
     """Whether the attributes still hold a tensor."""
     return any(one is tensor for _, one in _tensors_in("", attributes, None))
 

@@ -211,7 +211,7 @@ class Functions(Detector):
             stack, code = core.stack(1), forward_code(kind)
             self._kept[node] = Kept(kind.__name__, code, stack, core.tick(), tuple(kept), number)
 
-    def _look_for_early(self, kind: Any, node: Any, tensor: Any, before: Before) -> None:
+    def _look_for_early(self, kind: Any, node: Any, tensor: torch.Tensor, before: Before) -> None:
         """Check whether forward has written an input after giving it to ``save_for_backward``."""
         storage = _torch.storage_or_none(tensor)
         forward = _forward_codes(kind)
@@ -234,7 +234,7 @@ class Functions(Detector):
             self._listeners.call_before_backward(self.before_backward)
             return
 
-    def _look_for_unmarked(self, kind: Any, position: int, tensor: Any, before: Before) -> None:
+    def _look_for_unmarked(self, kind: Any, position: int, tensor: torch.Tensor, before: Before) -> None:
         if _is_connected(tensor, before.number):
             return
         version = before.versions[position] or 0
@@ -291,7 +291,7 @@ def _is_torchs(kind: Any) -> bool:
     return str(kind.__module__).partition(".")[0] == "torch"
 
 
-def _is_connected(tensor: Any, first: int) -> bool:
+def _is_connected(tensor: torch.Tensor, first: int) -> bool:
     """Whether the history of a tensor was replaced since the Node numbered ``first``: it was marked dirty."""
     owner = tensor if tensor._base is None else tensor._base
     node = owner.grad_fn
@@ -299,7 +299,7 @@ def _is_connected(tensor: Any, first: int) -> bool:
     return number is not None and number >= first
 
 
-def _edge(tensor: Any) -> tuple[int, int]:
+def _edge(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the end of the edges of later uses of the tensor: number of its Node, and of the output."""
     return _torch.node_sequence(tensor.grad_fn) or -1, tensor.output_nr
 

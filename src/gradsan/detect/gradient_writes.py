@@ -46,7 +46,7 @@ class Given(NamedTuple):
     """A gradient that the engine gave to the program's code: its name there, and its count among the arguments."""
 
     path: str
-    tensor: Any
+    tensor: torch.Tensor
     kind: str
     times: int
 
@@ -61,7 +61,7 @@ class GradientWrites(Detector):
     def forget(self) -> None:
         self._known.clear()
 
-    def on_write(self, tensor: Any, op: str, stack: RawStack) -> None:
+    def on_write(self, tensor: torch.Tensor, op: str, stack: RawStack) -> None:
         """Check one write; as ``on_write`` of the core."""
         storage = _torch.storage_or_none(tensor)
         inside, engine = frames_inside()

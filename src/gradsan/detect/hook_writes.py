@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
+
 from gradsan import _torch
 from gradsan.detect import gradient_writes
 from gradsan.detect.exports import Exports
@@ -54,7 +56,7 @@ class HookWrites(Detector):
             waiting = _waiting(entry, _torch.inputs_given(engine), _is_before(given_to_hook(inside)))
             self._compare_before(entry, waiting, storage)
 
-    def on_write(self, tensor: Any, op: str, stack: RawStack) -> None:
+    def on_write(self, tensor: torch.Tensor, op: str, stack: RawStack) -> None:
         """Check one write; as ``on_write`` of the core."""
         storage = _torch.storage_or_none(tensor)
         if storage not in self._uncounted.bypasses:

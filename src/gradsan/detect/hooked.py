@@ -43,7 +43,7 @@ class Memory(NamedTuple):
     ``tensor`` is a weak reference to the saved tensor.
     """
 
-    tensor: Any
+    tensor: _torch.weak_tensor
     storage: int
     weak: Any
     region: Region
@@ -98,7 +98,7 @@ class HookedValues:
             return True
         return bool(uncounted.bypasses or uncounted.replaced or self._exports.any)
 
-    def look(self, save: HookedSave, tensor: Any) -> None:
+    def look(self, save: HookedSave, tensor: torch.Tensor) -> None:
         """Note the memory of a tensor that a pack hook has just packed."""
         # Tensors that the hook visibly keeps alive can be read later, except for bytes that others may write.
         if not save.aliases or self._exports.any:
@@ -193,7 +193,7 @@ class HookedValues:
                 later.append(ledger.as_write(raw))
         return _touching(region, later)
 
-    def _has_moved(self, save: HookedSave, alias: Any) -> bool:
+    def _has_moved(self, save: HookedSave, alias: torch.Tensor) -> bool:
         """Whether a tensor that the hook kept elsewhere, with its counter at the save, has been written."""
         memory = save.memory
         if save.aliases or memory is None or not _shares_storage(alias, memory):
@@ -241,7 +241,7 @@ class HookedValues:
         save = replace(found.save, slot=slot, is_output=bool(slot and slot.startswith("result")))
         return replace(found, save=save, under_user_hooks=moved or found.way is None)
 
-    def _written(self, save: HookedSave, memory: Memory, alias: Any) -> _Written | None:
+    def _written(self, save: HookedSave, memory: Memory, alias: torch.Tensor) -> _Written | None:
         """Return the writes to the memory since the save that no counter shows; None where there are none."""
         uncounted = self._uncounted
         replaced = uncounted.replacement_of(alias)
@@ -271,7 +271,7 @@ class HookedValues:
         return _Written((_outside(export.clock, site, export.op, "outside"),), "memory_alias", site)
 
     def _conflict(
-        self, save: HookedSave, memory: Any, alias: Any, written: _Written, node: Any, slot: str | None
+        self, save: HookedSave, memory: Any, alias: torch.Tensor, written: _Written, node: Any, slot: str | None
     ) -> Conflict:
         core, steps = self._core, self._steps
         backward = steps.current_backward()
@@ -293,7 +293,7 @@ class HookedValues:
         )
 
 
-def _memory(tensor: Any, copy: Any) -> Memory | None:
+def _memory(tensor: torch.Tensor, copy: Any) -> Memory | None:
     storage = _torch.storage_or_none(tensor)
     if not storage or tensor.is_inference():
         return None
@@ -336,7 +336,7 @@ def _alias(save: HookedSave, result: Any) -> Any:
     return result if start <= _torch.memory_of(result)[0] < start + size else None
 
 
-def _shares_storage(tensor: Any, memory: Memory) -> bool:
+def _shares_storage(tensor: torch.Tensor, memory: Memory) -> bool:
     return _torch.storage_or_none(tensor) == memory.storage
 
 
@@ -349,14 +349,14 @@ def _is_of_its_own(save: HookedSave, result: Any) -> bool:
     return _torch.storage_identity(result) in kept - shared
 
 
-def _is_at(result: Any, alias: Any) -> bool:
+def _is_at(result: Any, alias: torch.Tensor) -> bool:
     """Whether a tensor is the very elements of another."""
     if not torch.is_tensor(result) or result.dtype != alias.dtype:
         return False
     return bool(_torch.weak_identity(result)[::2] == _torch.weak_identity(alias)[::2])
 
 
-def _info(alias: Any, memory: Memory) -> TensorInfo:
+def _info(alias: torch.Tensor, memory: Memory) -> TensorInfo:
     info = conflicts.tensor_info(alias, was_leaf=alias.is_leaf and alias.requires_grad)
     return replace(info, storage=memory.storage, region=memory.region, shape=memory.region.shape)
 

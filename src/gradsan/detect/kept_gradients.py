@@ -49,7 +49,7 @@ _GRADIENT_KEPT = ("clip_grad.py", "grad_scaler.py")
 class Standing(NamedTuple):
     """A gradient at an earlier round: the leaf, its path, the memory of the gradient, and the clock."""
 
-    leaf: Any
+    leaf: _torch.weak_tensor
     path: str
     storage: int
     memory: Any
@@ -105,7 +105,7 @@ class KeptGradients(Detector):
         noted: dict[int, Standing] = {}
         for one in itertools.islice(live, _LEAVES_NOTED):
             grad = one.tensor.grad
-            if grad.is_sparse or id(one.tensor) in noted or self._is_meant(one.tensor):
+            if grad is None or grad.is_sparse or id(one.tensor) in noted or self._is_meant(one.tensor):
                 continue
             storage = _torch.storage_or_none(grad)
             if storage:
@@ -113,7 +113,7 @@ class KeptGradients(Detector):
                 noted[id(one.tensor)] = Standing(_torch.weak_tensor(one.tensor), one.path, storage, memory, clock)
         return list(noted.values())
 
-    def _is_meant(self, leaf: Any) -> bool:
+    def _is_meant(self, leaf: torch.Tensor) -> bool:
         known = self._described.get(id(leaf))
         return known is not None and known() is leaf
 
@@ -138,7 +138,7 @@ class KeptGradients(Detector):
         reached = _leaves_of(entry) if kept else frozenset()
         return [(standing, update) for standing, update in kept if id(standing.leaf()) in reached]
 
-    def _stands(self, standing: Standing, leaf: Any, writes: dict[int, list[RawWrite]]) -> bool:
+    def _stands(self, standing: Standing, leaf: torch.Tensor, writes: dict[int, list[RawWrite]]) -> bool:
         """Whether a leaf still has the same gradient, and only the engine has written it since."""
         grad = leaf.grad
         if grad is None or standing.memory.expired() or _torch.storage_or_none(grad) != standing.storage:
@@ -149,7 +149,7 @@ class KeptGradients(Detector):
         )
 
     def _updates(
-        self, leaf: Any, since: int, writes: dict[int, list[RawWrite]], alive: Callable[[], list[Any]]
+        self, leaf: torch.Tensor, since: int, writes: dict[int, list[RawWrite]], alive: Callable[[], list[Any]]
     ) -> list[Update]:
         storage = _torch.storage_or_none(leaf)
         # A leaf that shares its memory may be updated by an optimizer that never reads this gradient.

@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
+import torch
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
@@ -380,7 +381,7 @@ def _names(tensors: list[Any], frame: FrameType) -> dict[int, str]:
     return {key: one.path for key, one in found.items()}
 
 
-def _comes_from(tensor: Any, leaf: Any) -> bool:
+def _comes_from(tensor: torch.Tensor, leaf: torch.Tensor) -> bool:
     order = walk.engine_order([tensor.grad_fn]) if tensor.grad_fn is not None else []
     children = (child for node in order[:1_000] for child, _ in node.next_functions)
     return any(getattr(child, "variable", None) is leaf for child in children)

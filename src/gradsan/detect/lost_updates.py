@@ -214,7 +214,7 @@ class LostUpdates(Detector):
 
     def _failure(self, entry: RawBackward, last: Asked, reached: list[Sample]) -> Failure:
         assert last.update is not None
-        leaf = reached[0].leaf()
+        leaf: Any = reached[0].leaf()
         update, name = last.update, naming.name_of(leaf, sys._getframe(1))
         values = {
             **_torch.facts_of(leaf),
@@ -306,10 +306,10 @@ _ALONG = 0.9
 class Sample(NamedTuple):
     """A leaf at an earlier time: its memory, and some elements of it and of its gradient (float64)."""
 
-    leaf: Any
+    leaf: _torch.weak_tensor
     storage: int
     values: Any
-    gradient: Any
+    gradient: _torch.weak_tensor
 
 
 def samples_of(pairs: Iterable[tuple[Any, Any]]) -> list[Sample]:
@@ -362,7 +362,7 @@ def _living(samples: Iterable[Sample]) -> Iterator[tuple[Sample, Any]]:
             yield one, leaf
 
 
-def _is_plain(tensor: Any) -> bool:
+def _is_plain(tensor: torch.Tensor) -> bool:
     return (
         type(tensor) in _torch.PLAIN_TENSORS
         and tensor.layout is torch.strided
@@ -372,7 +372,7 @@ def _is_plain(tensor: Any) -> bool:
     )
 
 
-def _some(tensor: Any) -> Any:
+def _some(tensor: torch.Tensor) -> Any:
     """Return elements at even distances, without copying the rest of contiguous memory."""
     flat = tensor.detach().reshape(-1)
     return flat[:: max(1, -(-flat.numel() // _ELEMENTS))].to(torch.float64, copy=True)

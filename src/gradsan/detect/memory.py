@@ -40,7 +40,7 @@ class Bypass(NamedTuple):
 class Replaced(NamedTuple):
     """A tensor that was given other memory (``tensor.data = other``)."""
 
-    tensor: Any
+    tensor: _torch.weak_tensor
     clock: int
     stack: RawStack
     sequence: int
@@ -136,7 +136,7 @@ class Uncounted(Detector):
                 self.open(tensor, way, stack)
                 self._core.log_write(tensor, op, kind, None, stack)
 
-    def replacement_of(self, tensor: Any) -> Replaced | None:
+    def replacement_of(self, tensor: torch.Tensor | None) -> Replaced | None:
         """Return the last replacement of a tensor's memory; None where there was none."""
         found = self.replaced.get(id(tensor))
         return found if found is not None and found.tensor() is tensor and tensor is not None else None
@@ -197,7 +197,7 @@ class Uncounted(Detector):
         core = self._core
         descriptor = standing(torch.Tensor, "data")
 
-        def unseen(tensor: Any) -> Any:
+        def unseen(tensor: torch.Tensor) -> Any:
             with _torch.hushed():
                 return _memory(tensor)
 
@@ -219,12 +219,12 @@ class Uncounted(Detector):
         put = core.listener(descriptor.__set__, lambda args, _: unseen(args[0]), given)
         patches.set(torch.Tensor, "data", property(get, put, descriptor.__delete__))
 
-    def _open_data(self, tensor: Any, stack: RawStack) -> None:
+    def _open_data(self, tensor: torch.Tensor, stack: RawStack) -> None:
         if self.open(tensor, "data_attribute", stack):
             self.snapshots.take(tensor, stack)
         self.on_given_again(tensor, None)
 
-    def _replace(self, tensor: Any, stack: RawStack) -> None:
+    def _replace(self, tensor: torch.Tensor, stack: RawStack) -> None:
         core = self._core
         clock = core.tick()
         # The memory may have another name with another counter: a flat buffer, for example.
@@ -286,7 +286,7 @@ def _is_put_back(raw: RawWrite) -> bool:
     return bool(codes) and _torch.puts_back_what_it_writes(codes[0].co_filename)
 
 
-def _memory(tensor: Any) -> Any:
+def _memory(tensor: torch.Tensor) -> Any:
     """Return the identity and geometry of a tensor's memory; None where it has none (lazy, sparse, traced)."""
     try:
         identity = _torch.weak_identity(tensor)
@@ -330,11 +330,11 @@ class Notes:
         """Whether no memory can have been written past the counter."""
         return not (self._uncounted.bypasses or self._uncounted.replaced or self._exports.any)
 
-    def copy_of(self, tensor: Any) -> Any:
+    def copy_of(self, tensor: torch.Tensor) -> Any:
         """Return the bytes of a tensor in exported memory, else None."""
         return self._exports.copy_of(tensor)
 
-    def note(self, tensor: Any) -> Noted | None:
+    def note(self, tensor: torch.Tensor) -> Noted | None:
         """Return a note of the tensor; None where it has no version (inference tensors)."""
         try:
             version = int(tensor._version)
@@ -344,7 +344,7 @@ class Notes:
         storage = _torch.storage_or_none(tensor)
         return Noted(weak, version, storage, self._core.clock, self._exports.copy_of(tensor))
 
-    def changed(self, noted: Noted, tensor: Any) -> Overwritten | None:
+    def changed(self, noted: Noted, tensor: torch.Tensor) -> Overwritten | None:
         """Return the writes to ``tensor``, which shares memory with the noted one, since the note; None where none."""
         version = int(tensor._version)
         if version == noted.version and self.is_quiet:
@@ -367,7 +367,7 @@ class Notes:
             return self._counted(noted, tensor, version)
         return self._past_counter(noted, tensor, version, storage)
 
-    def _counted(self, noted: Noted, tensor: Any, version: int) -> Overwritten | None:
+    def _counted(self, noted: Noted, tensor: torch.Tensor, version: int) -> Overwritten | None:
         core, steps = self._core, self._steps
         info = conflicts.tensor_info(tensor, was_leaf=tensor.is_leaf)
         writes = ledger.writes_since(core, steps, info.storage, noted.clock, noted.version)
@@ -377,7 +377,7 @@ class Notes:
             return None
         return Overwritten(info, touching, version, None, unexplained)
 
-    def _past_counter(self, noted: Noted, tensor: Any, version: int, storage: int) -> Overwritten | None:
+    def _past_counter(self, noted: Noted, tensor: torch.Tensor, version: int, storage: int) -> Overwritten | None:
         uncounted = self._uncounted
         if storage in uncounted.bypasses:
             uncounted.prune()

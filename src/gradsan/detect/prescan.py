@@ -15,6 +15,8 @@ import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import torch
+
 from gradsan import _torch
 from gradsan.detect.exports import Exports
 from gradsan.detect.memory import Uncounted
@@ -111,7 +113,7 @@ class Prescan(Detector):
         with _torch.hushed():
             self._look_through(entry, args)
 
-    def is_changed_outside(self, node: Any, slot: str, tensor: Any, thread: int) -> bool:
+    def is_changed_outside(self, node: Any, slot: str, tensor: torch.Tensor, thread: int) -> bool:
         """Whether exported memory has other bytes than a Node of ``thread`` saved."""
         number = _torch.node_sequence(node) or 0
         made = call_that_made(self._core, number, thread)
@@ -142,7 +144,7 @@ class Prescan(Detector):
                     self._look_at(backward, node, number, slot, tensor)
 
     def _look_at(
-        self, backward: Any, node: Any, number: int, slot: str, tensor: Any, *, is_running: bool = False
+        self, backward: Any, node: Any, number: int, slot: str, tensor: torch.Tensor, *, is_running: bool = False
     ) -> None:
         if not _torch.is_read_by_backward(node, slot):
             return
@@ -232,14 +234,14 @@ class Prescan(Detector):
             trial = Trial(self._core, node, tensor, before, self._guard, tell)
             self._pending.append(_Pending(backward.clock, key, conflict, trial))
 
-    def _compared(self, storage: int, tensor: Any, made: Any) -> Literal["same", "near", "different"] | None:
+    def _compared(self, storage: int, tensor: torch.Tensor, made: Any) -> Literal["same", "near", "different"] | None:
         """Compare a value with its bytes at the save; None where no copy is left to compare it with."""
         if made is None or self._exports.of(storage) is not None:
             return None
         logged = self._uncounted.writes().get(storage, ())
         return self._uncounted.snapshots.compared(tensor, made.clock, [raw.clock for raw in logged])
 
-    def _before(self, number: int, slot: str, tensor: Any, made: Any) -> Any:
+    def _before(self, number: int, slot: str, tensor: torch.Tensor, made: Any) -> Any:
         """The bytes of a saved value at its save, where a copy is left; None otherwise."""
         storage = _torch.storage_or_none(tensor)
         found = self._exports.before(storage, number, threading.get_ident(), slot, tensor, made)
@@ -269,7 +271,7 @@ def _younger(event: Any, number: int, made: Any) -> bool:
     return bool(event.clock > made.clock if made is not None else event.sequence > number)
 
 
-def _own(raw: Any, made: RawCall | None, tensor: Any) -> bool:
+def _own(raw: Any, made: RawCall | None, tensor: torch.Tensor) -> bool:
     """Whether a write is the saving operation's own (``relu_``): logged right after its Node, and counted."""
     return (
         made is not None and raw.stack is made.stack and raw.clock <= made.clock + 1 and raw.version == tensor._version

@@ -255,7 +255,7 @@ class Fingerprint(NamedTuple):
         return any((one != another and not abs(one - another) <= allowed) and one == one for one, another in pairs)
 
 
-def fingerprint(tensor: Any) -> Fingerprint | None:
+def fingerprint(tensor: torch.Tensor) -> Fingerprint | None:
     """Return the fingerprint of a tensor; None where it has no ordinary memory, or lost it.
 
     Kernels keep workspaces as bytes, which need not be reproducible. Sharded training frees the memory of
@@ -273,7 +273,7 @@ def fingerprint(tensor: Any) -> Fingerprint | None:
             return None if tensor.is_cpu else _sums_of(tensor.detach().cpu())
 
 
-def _sums_of(tensor: Any) -> Fingerprint:
+def _sums_of(tensor: torch.Tensor) -> Fingerprint:
     flat = tensor.resolve_conj().resolve_neg().reshape(-1)
     flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
     tolerance = _TOLERANCE.get(flat.dtype, 0.0)
@@ -333,7 +333,7 @@ def compare_values(patches: Patches, wanted: Callable[[], bool], tally: Tally) -
         if not isinstance(_sample(extract), dict):
             continue
 
-        def watched(tensor: Any, extract: Any = extract) -> Any:
+        def watched(tensor: torch.Tensor, extract: Any = extract) -> Any:
             found = extract(tensor)
             if not wanted():
                 return found

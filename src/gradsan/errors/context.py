@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import nn
 
 from gradsan import _torch
@@ -52,7 +53,7 @@ class Context:
         return not entries or any(frame is self.frame for frame in self.frames[entries[-1] + 1 :])
 
 
-def described(tensor: Any, frame: FrameType, name: str | None = None) -> dict[str, Any]:
+def described(tensor: torch.Tensor, frame: FrameType, name: str | None = None) -> dict[str, Any]:
     """Return the facts of ``tensor`` for the role ``target`` in :mod:`gradsan.errors.refused_writes`.
 
     ``name`` is its name in the statement.
@@ -75,7 +76,7 @@ def described(tensor: Any, frame: FrameType, name: str | None = None) -> dict[st
     }
 
 
-def made_by(core: Log, tensor: Any) -> Clue | None:
+def made_by(core: Log, tensor: torch.Tensor) -> Clue | None:
     """Return the call that made ``tensor``, as the role ``made``, if it has a Node."""
     if tensor is None or _torch.is_refused(tensor) or tensor.grad_fn is None:
         return None
@@ -88,7 +89,7 @@ def of_node(core: Log, node: Any, role: str) -> Clue | None:
     return None if made is None else Clue(role, symbolise(made.stack), op=node.name(), values={"clock": made.clock})
 
 
-def writes_to(core: Log, tensor: Any) -> tuple[Clue, ...]:
+def writes_to(core: Log, tensor: torch.Tensor) -> tuple[Clue, ...]:
     """Return the last logged writes to the memory of ``tensor``, at most three, oldest first: ``base_written``.
 
     Backwards in the log the versions of one memory fall; where they do not, another tensor had its address.

@@ -43,27 +43,27 @@ from gradsan.record.stacks import symbolise
 from gradsan.source.tree import header_nodes
 
 
-def _is_any(tensor: Any) -> bool:
+def _is_any(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _is_inference(tensor: Any) -> bool:
+def _is_inference(tensor: torch.Tensor) -> bool:
     return bool(tensor.is_inference())
 
 
-def _requires_grad(tensor: Any) -> bool:
+def _requires_grad(tensor: torch.Tensor) -> bool:
     return bool(tensor.requires_grad)
 
 
-def _is_leaf_with_grad(tensor: Any) -> bool:
+def _is_leaf_with_grad(tensor: torch.Tensor) -> bool:
     return bool(tensor.is_leaf and tensor.requires_grad)
 
 
-def _is_result(tensor: Any) -> bool:
+def _is_result(tensor: torch.Tensor) -> bool:
     return not tensor.is_leaf
 
 
-def _is_integer(tensor: Any) -> bool:
+def _is_integer(tensor: torch.Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex())
 
 

@@ -34,7 +34,7 @@ class Part(NamedTuple):
     changed: Any = None
 
 
-def part(tensor: Any, value: Region, op: str, written: Region | None, changed: Any = None) -> Part:
+def part(tensor: torch.Tensor, value: Region, op: str, written: Region | None, changed: Any = None) -> Part:
     """The part of ``tensor``, whose region is ``value``, that the operation ``op`` changed by writing ``written``."""
     name = op.strip("_")
     if name in _SCALING and _torch.has_elements(tensor):

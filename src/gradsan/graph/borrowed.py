@@ -14,6 +14,8 @@ from collections.abc import Set as AbstractSet
 from types import FrameType
 from typing import Any
 
+import torch
+
 from gradsan import _torch
 from gradsan.graph import naming, walk
 from gradsan.graph.naming import optimizers_alive
@@ -154,7 +156,7 @@ def _has_network_of(moved: AbstractSet[int], roots: tuple[Any, ...]) -> bool:
     """
     found: set[int] = set()
 
-    def kind_of(leaf: Any) -> int:
+    def kind_of(leaf: torch.Tensor) -> int:
         storage = _torch.storage_identity(leaf)
         found.add(storage)
         return _MOVED if storage in moved else _OTHERS
@@ -184,7 +186,7 @@ class _Leaves:
         for one in by_hand:
             self._kinds.setdefault(one, _MOVED)
 
-    def kind_of(self, leaf: Any) -> int:
+    def kind_of(self, leaf: torch.Tensor) -> int:
         """``_MOVED`` if stepped optimizers have it, or it was updated by hand; ``_OTHERS``; both; else nobody's.
 
         A loss does not train what nobody has: the teacher whose targets it was given.

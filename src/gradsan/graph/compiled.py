@@ -31,7 +31,9 @@ _ARGUMENT = re.compile(r"primals_(\d+)$")
 _OF_COMPILERS = ("/torch/_dynamo/", "/torch/_functorch/", "/torch/_inductor/")
 
 
-def as_uncompiled(conflict: Conflict, node: Any, slot: str | None, tensor: Any, backward: BackwardRecord) -> Conflict:
+def as_uncompiled(
+    conflict: Conflict, node: Any, slot: str | None, tensor: torch.Tensor, backward: BackwardRecord
+) -> Conflict:
     """Return ``conflict`` with save and writes at the program's own lines, as far as these are known.
 
     ``node`` and ``slot`` have saved ``tensor``; any may be None.
@@ -97,7 +99,7 @@ def _callers(site: Site) -> tuple[tuple[str, int], ...]:
     return () if at == len(site.frames) else tuple((frame.file, frame.line) for frame in site.frames[:at])
 
 
-def _place(inside: Inside, node: Any, slot: str, tensor: Any, frame: FrameType) -> Place | None:
+def _place(inside: Inside, node: Any, slot: str, tensor: torch.Tensor, frame: FrameType) -> Place | None:
     """Return the value of the traced graph that a saved tensor is; None where that is not decided."""
     slots = [name for name, _ in _torch.saved_slots(node)]
     names = _torch.saved_in_graph(node, len(slots))
@@ -180,13 +182,15 @@ def _sizes_now(inside: Inside, node: Any) -> dict[Place, tuple[int, ...]]:
     return {place: info[0] for place, info in found.items() if info is not None}
 
 
-def _may_be(place: Place, inside: Inside, size: tuple[int, ...], tensor: Any) -> bool:
+def _may_be(place: Place, inside: Inside, size: tuple[int, ...], tensor: torch.Tensor) -> bool:
     """Whether a value of ``size``, or a part of it that an operation saves, may have as many elements as ``tensor``."""
     has_parts = any(math.prod(one.shape) != math.prod(inside.values[place][0]) for one in inside.saves.get(place, ()))
     return has_parts or math.prod(size) == tensor.numel()
 
 
-def _viewed(inside: Inside, tensor: Any, others: set[Place], sizes: dict[Place, tuple[int, ...]]) -> list[Place]:
+def _viewed(
+    inside: Inside, tensor: torch.Tensor, others: set[Place], sizes: dict[Place, tuple[int, ...]]
+) -> list[Place]:
     """Return the arguments of which a saved tensor may be a view with all elements in another order."""
     return [
         place

@@ -9,6 +9,8 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
+import torch
+
 from gradsan import _torch
 from gradsan.graph import naming, stale_slots, walk
 from gradsan.model import Bridge, Conflict, Frame, Passed, Region, Save, Site, TensorInfo, Use, Write
@@ -118,7 +120,7 @@ def _leads_to(node: Any, storage: int) -> bool:
     return any(leaf is not None and _torch.storage_or_none(leaf) == storage for leaf in leaves)
 
 
-def under_hooks(core: Log, steps: Any, save: Any, alias: Any) -> Conflict:
+def under_hooks(core: Log, steps: Any, save: Any, alias: torch.Tensor) -> Conflict:
     """Return the conflict that the program's own hooks hide: their saved tensor has changed, unchecked by PyTorch."""
     frame = sys._getframe(1)
     node = _torch.current_node()
@@ -140,7 +142,7 @@ def under_hooks(core: Log, steps: Any, save: Any, alias: Any) -> Conflict:
     )
 
 
-def tensor_info(tensor: Any, was_leaf: bool) -> TensorInfo:
+def tensor_info(tensor: torch.Tensor, was_leaf: bool) -> TensorInfo:
     """Return the metadata of ``tensor``."""
     _, _, (offset, shape, strides, itemsize) = _torch.weak_identity(tensor)
     return TensorInfo(

@@ -24,7 +24,7 @@ COLLECTING = frozenset({"list", "deque", "dict", "tuple"})
 """Containers in which programs collect tensors, as :func:`~gradsan.graph.variables.kind_of` names them."""
 
 
-def names_of(tensor: Any, frame: FrameType | None) -> tuple[Name, ...]:
+def names_of(tensor: torch.Tensor, frame: FrameType | None) -> tuple[Name, ...]:
     """Return names by which the user's frames from ``frame`` outwards hold the memory of ``tensor``, best first.
 
     An expression for the same part of the storage ranks before one for another part; a parameter's name within its
@@ -45,7 +45,7 @@ def names_of(tensor: Any, frame: FrameType | None) -> tuple[Name, ...]:
     return tuple(names.values())[:8]
 
 
-def name_of(tensor: Any, frame: FrameType | None) -> str | None:
+def name_of(tensor: torch.Tensor, frame: FrameType | None) -> str | None:
     """Return the best of these names; None where there is none."""
     names = names_of(tensor, frame)
     return names[0].text if names else None
@@ -56,7 +56,7 @@ def find(frame: FrameType | None, wanted: Callable[[Any], bool]) -> Iterator[Fou
     return search(frame, wanted)
 
 
-def has_graph(tensor: Any) -> bool:
+def has_graph(tensor: torch.Tensor) -> bool:
     """Whether a tensor found in a running program has a grad_fn; views whose own may not be asked for have none."""
     return tensor.requires_grad and not _torch.is_view_of_written(tensor) and tensor.grad_fn is not None
 
@@ -102,7 +102,7 @@ def held_graphs(nodes: Sequence[Any], frame: FrameType | None, moment: int) -> t
     return tuple(dict.fromkeys(held))[:_MOST_HELD]
 
 
-def _was_rewritten(tensor: Any) -> bool:
+def _was_rewritten(tensor: torch.Tensor) -> bool:
     try:
         return bool(tensor._version)
     except RuntimeError:
@@ -134,9 +134,9 @@ def _kind(found: Found) -> str:
     return "data" if tensor.is_leaf and not tensor.requires_grad else "value"
 
 
-def _extent(tensor: Any) -> tuple[int, int]:
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     try:
-        return tensor.storage_offset(), tensor.numel()
+        return int(tensor.storage_offset()), tensor.numel()
     except RuntimeError:
         return 0, 0
 

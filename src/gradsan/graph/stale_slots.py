@@ -44,7 +44,7 @@ class Stale(NamedTuple):
 
     node: Any
     slot: str | None
-    tensor: Any
+    tensor: torch.Tensor | None
     is_output: bool
     sizes: tuple[int, ...]
     saved_version: int
@@ -86,7 +86,7 @@ def find_stale(
             continue
         found = _matching(node, said)
         if found is not None:
-            rivals = tuple(one for one in hidden if _may_have_saved(one, found.tensor))
+            rivals = tuple(one for one in hidden if found.tensor is not None and _may_have_saved(one, found.tensor))
             return found._replace(node=None, slot=None, hidden=rivals) if rivals else found
         if not hidden:
             continue
@@ -154,7 +154,7 @@ def _in_frames(error: BaseException, *attributes: str) -> Iterator[Any]:
                 yield value
 
 
-def _is_meant(tensor: Any, said: re.Match[str]) -> bool:
+def _is_meant(tensor: torch.Tensor, said: re.Match[str]) -> bool:
     return int(tensor._version) == int(said["now"]) and _torch.sizes_of(tensor) == said["sizes"]
 
 
@@ -196,7 +196,7 @@ def _holds_something(node: Any) -> bool:
     return any(_torch.packed_object(saved) is not None for _, saved in _torch.saved_slots(node))
 
 
-def _may_have_saved(hidden: Any, tensor: Any) -> bool:
+def _may_have_saved(hidden: Any, tensor: torch.Tensor) -> bool:
     """Whether a Node that shows no slots has the tensor among its operands, and may have saved it.
 
     An in-place operation on a view is usually an assignment, which saves nothing.
@@ -213,7 +213,7 @@ def tensor_of(core: Log, stale: Stale, frame: FrameType) -> Any:
     It has the sizes and the version of the message, and is in the log or behind a hidden Node's edges.
     """
 
-    def fits(tensor: Any) -> bool:
+    def fits(tensor: torch.Tensor) -> bool:
         return tuple(tensor.shape) == stale.sizes and tensor._version == stale.version
 
     written = {raw.storage for raw in _last_writes(core) if raw.version == stale.version}
@@ -285,13 +285,11 @@ def of_node(core: Log, steps: Any, node: Any, thread: int, stale: Stale, storage
                 found.append(Origin(clock, stack, one, True))
             elif one == thread and end <= number:
                 before = Origin(clock, stack, one, False)
-    engines = [
-        Origin(clock, stack, one, True)
-        for clock, stack, one in steps.made_by_engine.near(number, getattr(stale.tensor, "device", None))
-    ]
+    device = None if stale.tensor is None else stale.tensor.device
+    engines = [Origin(clock, stack, one, True) for clock, stack, one in steps.made_by_engine.near(number, device)]
     if engines:
         # A Node of the engine's thread, or one of the calling thread with the same number.
-        found = engines if _is_engines(steps, node, number, stale.tensor.device) else [*found, *engines]
+        found = engines if _is_engines(steps, node, number, device) else [*found, *engines]
         since = ledger.version_since(core, steps, storage, stale.saved_version)
         latest = ledger.first_move(core, steps, storage, stale.saved_version, stale.version)
         found = [one for one in found if since < one.clock <= latest]

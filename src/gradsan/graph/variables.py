@@ -62,7 +62,7 @@ class Found(NamedTuple):
     """
 
     path: str
-    tensor: Any
+    tensor: torch.Tensor
     origin: str
     depth: int
     scope: Scope
@@ -227,7 +227,7 @@ def _loop_variables(code: types.CodeType) -> frozenset[str]:
     return frozenset(names)
 
 
-def _matches(tensor: Any, wanted: Callable[[Any], bool]) -> bool:
+def _matches(tensor: torch.Tensor, wanted: Callable[[Any], bool]) -> bool:
     try:
         return wanted(tensor)
     except RuntimeError:

@@ -231,6 +231,6 @@ def is_same(right: Any, wrong: Any) -> bool:
     return torch.is_tensor(wrong) and is_rounding(relative_error(right, wrong), right)
 
 
-def _norm(tensor: Any) -> float:
+def _norm(tensor: torch.Tensor) -> float:
     parts = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     return float(torch.linalg.vector_norm(parts.to(torch.float64)))

@@ -253,11 +253,11 @@ class Deep:
         finally:
             (core.active, values.is_off), self._reading, self._node_aside = was, "", None
 
-    def _pack(self, tensor: Any) -> tuple[Kept]:
+    def _pack(self, tensor: torch.Tensor) -> tuple[Kept]:
         with _torch.hushed() if _torch.has_modes() else nullcontext():
             return (self._kept(tensor),)
 
-    def _kept(self, tensor: Any) -> Kept:
+    def _kept(self, tensor: torch.Tensor) -> Kept:
         core = self._core
         if self._reading or not core.active:
             kept = Kept(tensor, False, core.clock, core.stack(2), threading.get_ident())
@@ -270,7 +270,7 @@ class Deep:
             stack = running[1]  # a thread of the engine makes Nodes for the call that is waiting
         return self.keep_original(tensor, core.clock, stack)
 
-    def keep_original(self, tensor: Any, clock: int, stack: RawStack) -> Kept:
+    def keep_original(self, tensor: torch.Tensor, clock: int, stack: RawStack) -> Kept:
         """Return a value that was saved just now, with its original. Raises as :meth:`Holdings.add`."""
         shared = _torch.shared_of(tensor)
         storage = _torch.storage_or_none(tensor if shared is None else shared)

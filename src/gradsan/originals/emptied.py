@@ -75,12 +75,12 @@ class Emptied(Detector):
         )
         self._listeners.call_before_backward(self.before_backward)
 
-    def since(self, tensor: Any, clock: int) -> Shrunk | None:
+    def since(self, tensor: torch.Tensor, clock: int) -> Shrunk | None:
         """Return the shrinking of ``tensor``'s storage after ``clock``, even if the memory is back; else None."""
         found = self._shrunk.get(_torch.storage_or_none(tensor)) if self._shrunk else None
         return found if found is not None and found.clock > clock and not found.weak.expired() else None
 
-    def bypass(self, tensor: Any, clock: int) -> PastCounter | None:
+    def bypass(self, tensor: torch.Tensor, clock: int) -> PastCounter | None:
         """Return the same as a way past the counter."""
         found = self.since(tensor, clock)
         return None if found is None else PastCounter(WAY, symbolise(found.stack))
@@ -121,7 +121,7 @@ class Emptied(Detector):
 
         handle = before_node(node, look)
 
-    def _stop(self, node: Any, slot: str, tensor: Any, thread: int) -> None:
+    def _stop(self, node: Any, slot: str, tensor: torch.Tensor, thread: int) -> None:
         made = call_that_made(self._core, _torch.node_sequence(node), thread)
         clock, stack = (made.clock, made.stack) if made is not None else (0, None)
         frame = sys._getframe(1)
@@ -132,7 +132,7 @@ class Emptied(Detector):
         self,
         node: Any,
         slot: str | None,
-        tensor: Any,
+        tensor: torch.Tensor,
         clock: int,
         stack: RawStack | None,
         frame: FrameType,
@@ -166,7 +166,7 @@ class Emptied(Detector):
                 del self._shrunk[key]
 
 
-def freed(tensor: Any) -> MemoryFreedError:
+def freed(tensor: torch.Tensor) -> MemoryFreedError:
     """Return the error for a value whose memory is gone."""
     values = {"shape": list(tensor.shape), "dtype": str(tensor.dtype), "bytes": tensor.untyped_storage().nbytes()}
     error = MemoryFreedError(Message("error.memory_freed", values))

@@ -140,7 +140,7 @@ class DeviceCopies:
     def __init__(self) -> None:
         self._accounts: dict[torch.device, _Account] = {}
 
-    def copied(self, tensor: Any) -> Any:
+    def copied(self, tensor: torch.Tensor) -> Any:
         """Return a copy of ``tensor``, a plain tensor with elements; None where it would take too much memory."""
         device = tensor.device
         if device.type == "cpu":

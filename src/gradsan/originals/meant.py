@@ -163,7 +163,7 @@ def _between(of_leaves: Any) -> Deviation | None:
     return Deviation(tuple(sorted(errors, key=lambda one: -one[1]))) if errors else None
 
 
-def place_of(tensor: Any) -> tuple[Any, ...]:
+def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Return the part of its memory that a tensor covers."""
     return tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset()
 

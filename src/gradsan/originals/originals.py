@@ -111,7 +111,7 @@ class KnownOutside:
         return self._core.listener(resize, resizes, None)
 
 
-def cloned(tensor: Any) -> Any:
+def cloned(tensor: torch.Tensor) -> Any:
     """Return a copy of a tensor; None where its device has no memory left for one."""
     try:
         return tensor.clone()
@@ -151,7 +151,7 @@ class Kept(_SavedFields):
 
     def __init__(
         self,
-        tensor: Any,
+        tensor: torch.Tensor,
         is_known_outside: bool,
         clock: int,
         stack: RawStack,
@@ -295,7 +295,7 @@ class Kept(_SavedFields):
         return ByteChange(int(different.sum()), different.numel(), samples)
 
 
-def fits_its_memory(tensor: Any) -> bool:
+def fits_its_memory(tensor: torch.Tensor) -> bool:
     """Whether all elements of a tensor lie within its storage, which ``resize_`` of a storage does not ensure."""
     if not _torch.has_elements(tensor) or not tensor.numel():
         return True
@@ -304,7 +304,7 @@ def fits_its_memory(tensor: Any) -> bool:
     return bool(held >= (tensor.storage_offset() + last + 1) * tensor.element_size())
 
 
-def _version_of(tensor: Any) -> int:
+def _version_of(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else int(_version(tensor))
 
 

@@ -57,7 +57,7 @@ class Overwriting:
             self._hook = numbered_apart(register_optimizer_step_post_hook(self._stepped))
         deep.holdings.max_bytes = bound
 
-    def written(self, tensor: Any) -> None:
+    def written(self, tensor: torch.Tensor) -> None:
         """Check a written tensor. Raises GradsanError if the program is to be stopped, or healing ends."""
         if self._core.tells_all_writes:
             self._guard(lambda: self._look_at(_torch.storage_or_none(tensor)))

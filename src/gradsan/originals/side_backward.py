@@ -50,7 +50,7 @@ class HooksOnTheWay:
                 passed_over(", ".join(name_of(hook) for hook in hooks))
 
 
-def _through(hooks: list[Any], gradient: Any) -> Any:
+def _through(hooks: list[Any], gradient: torch.Tensor) -> Any:
     for hook in hooks:
         try:
             made = hook(gradient)
@@ -185,7 +185,9 @@ def _zeros(node: Any, number: int) -> Any:
     return None if kind is None else torch.zeros(kind[0], dtype=kind[1])
 
 
-def _pass_on(place: tuple[Any, int], gradient: Any, waiting: dict[Any, dict[int, Any]], leaves: dict[int, Any]) -> None:
+def _pass_on(
+    place: tuple[Any, int], gradient: torch.Tensor | None, waiting: dict[Any, dict[int, Any]], leaves: dict[int, Any]
+) -> None:
     holder, number = place
     if gradient is None or holder is None:
         return
@@ -207,7 +209,7 @@ def _sum(one: Any, other: Any) -> Any:
     return other + one if one.layout is not torch.strided else one + other
 
 
-def _fitting(gradient: Any, shape: Any, dtype: Any) -> Any:
+def _fitting(gradient: torch.Tensor, shape: Any, dtype: Any) -> Any:
     """Convert a gradient as the engine does before the next Node gets it (``validate_outputs`` in its engine.cpp)."""
     if tuple(gradient.shape) != tuple(shape):
         gradient = gradient.sum_to_size(tuple(shape))

@@ -65,7 +65,7 @@ class Trial:
         self._is_same = all(one is other or (one is not None and torch.equal(one, other)) for one, other in pairs)
 
 
-def can_be_tried(node: Any, tensor: Any) -> bool:
+def can_be_tried(node: Any, tensor: torch.Tensor) -> bool:
     """Whether a Node can be called twice: not for code of the program's, or elements that share memory."""
     if _torch.function_class(node) is not None or not _torch.has_elements(tensor) or not tensor.is_cpu:
         return False

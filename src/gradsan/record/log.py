@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
+import torch
+
 from gradsan.record import _core_pure
 
 _SWITCH = "GRADSAN_NATIVE"
@@ -125,7 +127,7 @@ class Core(Log, Protocol):
     def stack(self, skip: int = 0) -> Any:
         """The stack of the caller (``skip`` frames further out), equal stacks being one object."""
 
-    def log_write(self, tensor: Any, op: str, kind: str, index: Any, stack: RawStack) -> None:
+    def log_write(self, tensor: torch.Tensor, op: str, kind: str, index: Any, stack: RawStack) -> None:
         """Put one in-place change of ``tensor`` into the log."""
 
     def writer(self, original: Any, op: str, kind: str, position: int, keyword: str | None) -> Callable[..., Any]:

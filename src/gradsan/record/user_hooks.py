@@ -57,7 +57,7 @@ class Watcher(Protocol):
     def must_judge(self, save: HookedSave) -> bool:
         """Whether to call :meth:`judge` for a value whose version has not moved."""
 
-    def look(self, save: HookedSave, tensor: Any) -> None:
+    def look(self, save: HookedSave, tensor: torch.Tensor) -> None:
         """Note a packed tensor."""
 
     def aside(self, save: HookedSave) -> Any:
@@ -112,7 +112,7 @@ def _compose(
     # Recomputed values of checkpoint are compared in checkpoints.py.
     computes_again = _torch.is_of_checkpoint(pack)
 
-    def packed_by(_: Any, tensor: Any, packed: Any) -> HookedSave:
+    def packed_by(_: Any, tensor: torch.Tensor, packed: Any) -> HookedSave:
         clock = core.tick()
         core.saves += 1
         storage = _torch.storage_identity(tensor)
@@ -184,7 +184,8 @@ class TensorHooks:
         found = [(output, reference()) for output, reference in known.items()] if known else []
         return [(output, list(hooks.values())) for output, hooks in found if hooks]
 
-    def _remember(self, tensor: Any) -> None:
-        if tensor.grad_fn is not None:
+    def _remember(self, tensor: torch.Tensor) -> None:
+        node: Any = tensor.grad_fn
+        if node is not None:
             self._any = True
-            tensor.grad_fn.metadata.setdefault(_KEY, {})[tensor.output_nr] = weakref.ref(tensor._backward_hooks)
+            node.metadata.setdefault(_KEY, {})[tensor.output_nr] = weakref.ref(tensor._backward_hooks)

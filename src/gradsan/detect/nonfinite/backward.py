@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
+
 from gradsan import _torch
 from gradsan.detect.nonfinite.origins import How, Origin, Origins, first_cause
 from gradsan.detect.nonfinite.values import Searched, operands_of
@@ -122,7 +124,7 @@ class Backward:
             return
         self._quietly(lambda: self._give(run, node, gradient))
 
-    def _give(self, run: _Run, node: Any, gradient: Any) -> None:
+    def _give(self, run: _Run, node: Any, gradient: torch.Tensor) -> None:
         origin = self._origins.of(gradient)
         if origin is not None and origin not in run.given.get(node, ()):
             run.given.setdefault(node, []).append(origin)

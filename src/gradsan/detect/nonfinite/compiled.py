@@ -181,7 +181,7 @@ def _inputs(traced: _torch.Traced, arguments: tuple[Any, ...]) -> list[Any]:
     ]
 
 
-def _leaf(tensor: Any, *, is_written: bool) -> Any:
+def _leaf(tensor: torch.Tensor, *, is_written: bool) -> Any:
     leaf = tensor.detach().requires_grad_(tensor.requires_grad)
     return leaf.clone() if is_written else leaf
 

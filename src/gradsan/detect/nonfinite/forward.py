@@ -135,7 +135,7 @@ class Forward:
         known = ((at, self._names[stack, at]) for at, _ in operands)
         return {at: name for at, name in known if name is not None}
 
-    def _given(self, argument: str, tensor: Any, stack: RawStack, op: str) -> Origin:
+    def _given(self, argument: str, tensor: torch.Tensor, stack: RawStack, op: str) -> Origin:
         facts = Searched(tensor)
         return self._origins.keep(
             tensor,

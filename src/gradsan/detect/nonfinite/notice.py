@@ -127,7 +127,7 @@ class Notice(Detector):
         self._pending = pending
         self._listeners.call_before_backward(self._before_next, pending is not None)
 
-    def _is_trained(self, leaf: Any) -> bool:
+    def _is_trained(self, leaf: torch.Tensor) -> bool:
         """Whether steps of this stretch have updated a leaf, or statements after a backward have."""
         if self._steps_of(leaf):
             return True
@@ -145,7 +145,7 @@ class Notice(Detector):
             for raw in map(RawWrite._make, self._core.writes())
         )
 
-    def _steps_of(self, parameter: Any) -> list[StepRecord]:
+    def _steps_of(self, parameter: torch.Tensor) -> list[StepRecord]:
         """Return the steps of this stretch that updated a parameter, as far as the log goes back."""
         storage = _torch.storage_or_none(parameter)
         return [one for one in self._steps.steps if one.clock >= self._began and _has_written(one, storage)]
@@ -190,13 +190,13 @@ def _has_written(step: StepRecord, storage: int | None) -> bool:
     return any(one == storage and before != after for one, before, after in versions)
 
 
-def _is_spoilt(leaf: Any) -> bool:
+def _is_spoilt(leaf: torch.Tensor) -> bool:
     # Programs write -inf into parameters on purpose; a faulty Inf becomes NaN a round later.
     is_bad = _torch.has_elements(leaf) and leaf.is_cpu and _torch.is_nonfinite(leaf)
     return bool(is_bad and torch.isnan(leaf.detach()).any())
 
 
-def _searched(tensor: Any) -> Searched:
+def _searched(tensor: torch.Tensor) -> Searched:
     from gradsan.detect.nonfinite.values import Searched  # not needed by a sound run
 
     return Searched(tensor)

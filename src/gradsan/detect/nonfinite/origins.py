@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
+
 from gradsan import _torch
 from gradsan.detect.nonfinite.values import Searched
 from gradsan.model import NonFiniteValue, Operand
@@ -65,13 +67,13 @@ class Origins:
         """Whether an origin is known."""
         return bool(self._by_storage)
 
-    def keep(self, tensor: Any, origin: Origin) -> Origin:
+    def keep(self, tensor: torch.Tensor, origin: Origin) -> Origin:
         """Store the origin of a tensor's non-finite values."""
         origin.number = next(self._numbers)
         self.link(tensor, origin)
         return origin
 
-    def link(self, tensor: Any, origin: Origin) -> None:
+    def link(self, tensor: torch.Tensor, origin: Origin) -> None:
         """Note that a tensor has the non-finite values of a known origin."""
         storage = _torch.storage_or_none(tensor)
         if storage:
@@ -86,7 +88,7 @@ class Origins:
             if len(self._by_node) > _KEPT:
                 self._by_node.popitem(last=False)
 
-    def of(self, tensor: Any) -> Origin | None:
+    def of(self, tensor: torch.Tensor) -> Origin | None:
         """Return the origin of a tensor's memory, or of the values that it was computed from; None if unknown."""
         storage = _torch.storage_or_none(tensor)
         entry = self._by_storage.get(storage)
@@ -103,7 +105,7 @@ class Origins:
             node = node.next_functions[0][0] if node.next_functions else None
         return None
 
-    def forget(self, tensor: Any) -> None:
+    def forget(self, tensor: torch.Tensor) -> None:
         """Forget a tensor's memory, which is finite again."""
         self._by_storage.pop(_torch.storage_or_none(tensor), None)
 

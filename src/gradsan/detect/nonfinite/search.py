@@ -197,7 +197,7 @@ class NonFiniteSearch:
             first = min((origin for _, origin in reached), key=lambda one: one.number)
             self._pending = (spoilt, first, stack, self._rounds - 1)
 
-    def _on_write(self, tensor: Any, origin: Origin) -> None:
+    def _on_write(self, tensor: torch.Tensor, origin: Origin) -> None:
         number = max(self._rounds - 1, 0)
         self._updates.written(tensor, origin, self._leaves, number)
 
@@ -276,7 +276,7 @@ class NonFiniteSearch:
         # A distribution, for example, rejects non-finite parameters, with a message about it.
         is_about_values = _VALUES.search(str(error)) is not None
 
-        def is_bad_loss(tensor: Any) -> bool:
+        def is_bad_loss(tensor: torch.Tensor) -> bool:
             is_one = tensor.numel() == 1 or is_about_values
             return bool(is_one and tensor.requires_grad and _torch.is_nonfinite(tensor))
 
@@ -390,5 +390,5 @@ def _is_bad(output: Any) -> bool:
     return _torch.is_tensor(output) and _torch.is_nonfinite(output)
 
 
-def _has_bad_gradient(leaf: Any) -> bool:
+def _has_bad_gradient(leaf: torch.Tensor) -> bool:
     return leaf.grad is not None and _torch.is_nonfinite(leaf.grad)

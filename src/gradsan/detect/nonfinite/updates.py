@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gradsan import _torch
@@ -101,7 +102,7 @@ class Updates:
         self.steps += 1
         return count[0] - 1
 
-    def _update(self, optimizer: Any, parameter: Any, stack: RawStack, name: str) -> Origin:
+    def _update(self, optimizer: Any, parameter: torch.Tensor, stack: RawStack, name: str) -> Origin:
         facts = Searched(parameter)
         gradient = [] if parameter.grad is None else [("grad", parameter.grad)]
         groups = [group for group in optimizer.param_groups if any(one is parameter for one in group["params"])]
@@ -119,7 +120,7 @@ class Updates:
             ),
         )
 
-    def written(self, tensor: Any, origin: Origin, leaves: _torch.WeakTensors, number: int) -> None:
+    def written(self, tensor: torch.Tensor, origin: Origin, leaves: _torch.WeakTensors, number: int) -> None:
         """Handle a statement that made ``tensor`` non-finite: it may be the memory of one of ``leaves``."""
         storage = _torch.storage_or_none(tensor)
         leaf = next((one for one in list(leaves.values()) if _torch.storage_or_none(one) == storage), None)
@@ -128,10 +129,10 @@ class Updates:
         self._spoil(leaf)
         self._on_consumed([leaf], [origin], origin.stack, origin.op, number, is_by_hand=True)
 
-    def _spoil(self, parameter: Any) -> None:
+    def _spoil(self, parameter: torch.Tensor) -> None:
         self._spoilt.set(id(parameter), parameter)
 
-    def _is_spoilt(self, parameter: Any) -> bool:
+    def _is_spoilt(self, parameter: torch.Tensor) -> bool:
         # By identity: tensors compare by their elements.
         return self._spoilt.get(id(parameter)) is parameter
 

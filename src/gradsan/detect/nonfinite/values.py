@@ -41,7 +41,7 @@ def kind_of(number: Any) -> NonFiniteValue | None:
 class Searched:
     """Facts about a tensor with non-finite elements, searched once: their kinds, the first index, their number."""
 
-    def __init__(self, tensor: Any) -> None:
+    def __init__(self, tensor: torch.Tensor) -> None:
         """Search ``tensor``, which must have such an element; modes and wrappers must be off."""
         # A device may lack operators, or free memory.
         values = tensor.detach().cpu()
@@ -73,7 +73,7 @@ def operands_of(
     return tuple(_operand(argument, tensor, index, shape) for argument, tensor in named if tensor.dtype != torch.bool)
 
 
-def _operand(argument: str, tensor: Any, index: tuple[int, ...], shape: tuple[int, ...]) -> Operand:
+def _operand(argument: str, tensor: torch.Tensor, index: tuple[int, ...], shape: tuple[int, ...]) -> Operand:
     values = tensor.detach().cpu()
     where = _broadcast_index(tuple(values.shape), index, shape)
     finite = values[torch.isfinite(values)] if _torch.can_be_nonfinite(values) else values

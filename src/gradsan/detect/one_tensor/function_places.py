@@ -132,7 +132,7 @@ def _read(function: FunctionType, bound: set[str]) -> Iterator[_Place]:
             yield _Place(function, names, variable, attribute)
 
 
-def _some(tensor: Any) -> Any:
+def _some(tensor: torch.Tensor) -> Any:
     """Return some elements at even distances."""
     with torch.no_grad():
         flat = tensor.detach().reshape(-1)

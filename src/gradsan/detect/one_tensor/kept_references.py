@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
+import torch
+
 from gradsan import _torch, source
 from gradsan.detect.kept_gradients import others_run, reads_gradient
 from gradsan.detect.one_tensor.second_names import at_line
@@ -34,7 +36,7 @@ class _Kept(NamedTuple):
     """A gradient kept by reference, in its state before the backward at ``clock``."""
 
     clock: int
-    gradient: Any
+    gradient: _torch.weak_tensor
     version: int
     failure: Failure
 
@@ -68,7 +70,7 @@ class KeptReferences(Finder):
                     self._keep(entry, site, place, name, gradient)
                     self._seen.add((frame.f_code, name))
 
-    def _keep(self, entry: RawBackward, site: Site, place: Frame | None, name: str, gradient: Any) -> None:
+    def _keep(self, entry: RawBackward, site: Site, place: Frame | None, name: str, gradient: torch.Tensor) -> None:
         second = None if place is None else source.kept_gradient(place, name)
         if place is None or second is None:
             return

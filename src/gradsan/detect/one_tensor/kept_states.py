@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from gradsan import _torch, source
@@ -114,7 +115,7 @@ class KeptStates(Finder):
         elif kept is None:
             self._given_itself(module, tensors[0], stack, frame)
 
-    def _given_itself(self, module: nn.Module, tensor: Any, stack: RawStack, running: FrameType) -> None:
+    def _given_itself(self, module: nn.Module, tensor: torch.Tensor, stack: RawStack, running: FrameType) -> None:
         """Check a module given its own current state, with ``tensor`` in it: that copy is the only write to expect."""
         before = self._given_own.get(stack)
         self._given_own[stack] = version = int(tensor._version)

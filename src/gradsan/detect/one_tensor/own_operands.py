@@ -22,6 +22,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from gradsan import _torch, source
@@ -177,7 +178,7 @@ class OwnOperands(RoundDetector):
                 if self._is_stepped(tensor, since):
                     self._behind[id(tensor)] = weakref.ref(tensor)
 
-    def _is_stepped(self, tensor: Any, clock: int) -> bool:
+    def _is_stepped(self, tensor: torch.Tensor, clock: int) -> bool:
         """Whether an optimizer that has another tensor of that memory, and not this one, has updated it since."""
         storage = _torch.storage_or_none(tensor)
         stepped = {
@@ -194,7 +195,7 @@ class OwnOperands(RoundDetector):
         return bool(held) and not any(one is tensor for one in held)
 
     @_torch.hushed()
-    def given_again(self, tensor: Any, stack: RawStack) -> None:
+    def given_again(self, tensor: torch.Tensor, stack: RawStack) -> None:
         """Handle a line that gives a tensor the memory it has, or reads ``.data``; as ``Uncounted.on_given_again``.
 
         ``target.data = network.data`` is no copy. Repeating it after having read the target assumes two
@@ -278,12 +279,12 @@ class Mixes:
                     self._nothing[id(result)] = weakref.ref(result)
         return False
 
-    def _is_nothing(self, tensor: Any) -> bool:
+    def _is_nothing(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is a multiple of the difference of one memory with itself."""
         known = self._nothing.get(id(tensor))
         return known is not None and known() is tensor
 
-    def _origin(self, tensor: Any) -> int:
+    def _origin(self, tensor: torch.Tensor) -> int:
         """Return the memory that a tensor was mixed from, or its own."""
         made = self._made.get(id(tensor))
         return made[1] if made is not None and made[0]() is tensor else _torch.storage_or_none(tensor)
