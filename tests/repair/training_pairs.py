@@ -509,6 +509,113 @@ for step in range(4):
         "printed numbers",
         "gradients",
     ),
+    "average_in_a_closure": pair(
+        """
+def averaging():
+    average = 0.0
+    def add(value):
+        nonlocal average
+        average = 0.5 * average + value
+    return add
+track = averaging()
+net = nn.Linear(3, 2)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(4):
+    hidden = net(torch.randn(4, 3)).sigmoid()
+-    hidden += 1
++    hidden = hidden + 1
+!    hidden = hidden + 1
+    opt.zero_grad()
+    hidden.sum().backward()
+!    track(net.weight.norm().item())
+    opt.step()
+-    track(net.weight.norm().item())
++    track(net.weight.norm().item())
+""",
+        "track.average",
+    ),
+    "norms_of_a_class": pair(
+        """
+class Norms:
+    seen = {}
+net = nn.Linear(3, 2)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(4):
+    hidden = net(torch.randn(4, 3)).sigmoid()
+-    hidden += 1
++    hidden = hidden + 1
+!    hidden = hidden + 1
+    opt.zero_grad()
+    hidden.sum().backward()
+!    Norms.seen[step] = net.weight.norm().item()
+    opt.step()
+-    Norms.seen[step] = net.weight.norm().item()
++    Norms.seen[step] = net.weight.norm().item()
+""",
+        "Norms.seen[0]",
+    ),
+    "average_in_a_generator": pair(
+        """
+def averaging():
+    average = torch.zeros(2, 3)
+    while True:
+        average = 0.5 * average + (yield)
+track = averaging()
+next(track)
+net = nn.Linear(3, 2)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(4):
+    hidden = net(torch.randn(4, 3)).sigmoid()
+-    hidden += 1
++    hidden = hidden + 1
+!    hidden = hidden + 1
+    opt.zero_grad()
+    hidden.sum().backward()
+!    track.send(net.weight.detach())
+    opt.step()
+-    track.send(net.weight.detach())
++    track.send(net.weight.detach())
+""",
+        "track.average",
+    ),
+    "log_in_a_file": pair(
+        """
+net = nn.Linear(3, 2)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(4):
+    hidden = net(torch.randn(4, 3)).sigmoid()
+-    hidden += 1
++    hidden = hidden + 1
+!    hidden = hidden + 1
+    opt.zero_grad()
+    hidden.sum().backward()
+!    print(net.weight.norm().item(), file=open("log.txt", "a"))
+    opt.step()
+-    print(net.weight.norm().item(), file=open("log.txt", "a"))
++    print(net.weight.norm().item(), file=open("log.txt", "a"))
+""",
+        "log.txt",
+        "gradients",
+    ),
+    "checkpoint_before_the_step": pair(
+        """
+net = nn.Linear(3, 2)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(4):
+    hidden = net(torch.randn(4, 3)).sigmoid()
+-    hidden += 1
++    hidden = hidden + 1
+!    hidden = hidden + 1
+    opt.zero_grad()
+    hidden.sum().backward()
+!    torch.save(net.state_dict(), "net.pt")
+    opt.step()
+-    torch.save(net.state_dict(), "net.pt")
++    torch.save(net.state_dict(), "net.pt")
+""",
+        "torch.save",
+        "gradients",
+    ),
     "another_loss_is_told": pair(
         """
 net = nn.Linear(3, 2)

@@ -151,6 +151,10 @@ def reached(spaces: Iterable[Space]) -> Iterator[Reached]:
             continue
         if isinstance(value, int | float) or torch.is_tensor(value) or type(value).__name__ == "ndarray":
             yield Reached(step.path, value, step.scope, passing)
+        elif step.depth < _DEEPEST and id(value) not in seen and (kept := _kept_by(value)):
+            seen.add(id(value))
+            place = (step.depth + 1, step.scope)
+            queue.extend((_Step(f"{step.path}.{k}", v, *place), passing) for k, v in kept.items() if k[:2] != "__")
         elif not isinstance(value, _NOT_SEARCHED) and id(value) not in seen:
             seen.add(id(value))
             if isinstance(value, nn.Module):
@@ -161,6 +165,28 @@ def reached(spaces: Iterable[Space]) -> Iterator[Reached]:
             elif step.depth < _DEEPEST:
                 parts = _ends(list(_parts(step.path, value)))
                 queue.extend((_Step(path, item, step.depth + 1, step.scope), passing) for path, item in parts)
+
+
+def _kept_by(value: Any) -> dict[str, Any]:
+    """Return what the user's functions, generators, classes and modules keep from one call to the next."""
+    if isinstance(value, types.FunctionType):
+        code, cells = value.__code__, value.__closure__ or ()
+        held = {name: cell.cell_contents for name, cell in zip(code.co_freevars, cells, strict=False) if _is_full(cell)}
+        return {**held, **vars(value)} if is_user_file(code.co_filename) else {}
+    if isinstance(value, types.GeneratorType):
+        frame = value.gi_frame
+        return {} if frame is None or not is_user_file(frame.f_code.co_filename) else _torch.locals_of(frame)
+    if not isinstance(value, (type, types.ModuleType)):
+        return {}
+    module = sys.modules.get(value.__module__) if isinstance(value, type) else value
+    return dict(vars(value)) if is_user_file(getattr(module, "__file__", None) or "<frozen") else {}
+
+
+def _is_full(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
 
 
 def _is_bookkeeping(step: _Step) -> bool:

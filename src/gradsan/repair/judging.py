@@ -109,8 +109,9 @@ class Judge:
     def training(self, trial: Trial) -> Training:
         """The differences between the training of ``trial`` and the original's, without those due to chance."""
         reference, candidate, _ = self._compared(trial)
-        printed = ("", "") if self.is_of_values else (self.reference.printed, trial.printed)
-        return compare_trainings(reference, candidate, printed).without(self.noise)
+        mine, other = ({**one.texts, "printed numbers": one.printed} for one in (self.reference, trial))
+        texts = {shown_path(name, self.cwd): (mine[name], other[name]) for name in mine if name in other}
+        return compare_trainings(reference, candidate, {} if self.is_of_values else texts).without(self.noise)
 
     def _compared(self, trial: Trial) -> tuple[Recording, Recording, bool]:
         """The recordings of the original and of ``trial``, and whether there is anything to compare."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from gradsan.repair.compare import tolerance
 from gradsan.repair.trials.trial import Moment, Recording, Value
@@ -25,7 +26,7 @@ class Training:
     ``frozen``: changes in the original and no longer in the candidate, and lives on in the next round. ``kept``: is
     kept from round to round, and differs. ``passing``: differs, and is a local variable, or a layer's own
     counter. ``drawn``: drawn more often. ``overwritten``: holds a gradient by reference that a later backward writes
-    into. ``numbers``: those of ``loss``, ``random numbers`` and ``printed numbers`` that differ. ``parameters``:
+    into. ``numbers``: those of ``loss``, ``random numbers``, printed numbers and files that differ. ``parameters``:
     whether they do after any step.
     """
 
@@ -61,8 +62,10 @@ class Training:
         )
 
 
-def compare_trainings(reference: Recording, candidate: Recording, printed: tuple[str, str] = ("", "")) -> Training:
-    """Compare ``candidate`` with ``reference``, and their ``printed`` output, where both have got equally far."""
+def compare_trainings(
+    reference: Recording, candidate: Recording, texts: Mapping[str, tuple[str, str]] = MappingProxyType({})
+) -> Training:
+    """Compare ``candidate`` with ``reference``, and the ``texts`` of both by name, where both have got equally far."""
     kept: list[str] = []
     passing: list[str] = []
     decided_later: list[str] = []
@@ -105,8 +108,8 @@ def compare_trainings(reference: Recording, candidate: Recording, printed: tuple
     frozen = [name for names in lasting.values() if all(_is_frozen(one, pairs) for one in names) for name in names]
     if len(reference.begun) == len(candidate.begun) and not _near(reference.begun, candidate.begun, reference.dtype):
         numbers.append("loss")
-    if _print_others(*printed, either_ended=reference.was_ended or candidate.was_ended):
-        numbers.append("printed numbers")
+    either_ended = reference.was_ended or candidate.was_ended
+    numbers += [name for name, pair in texts.items() if _print_others(*pair, either_ended=either_ended)]
     return Training(
         _shown(frozen),
         _shown(kept),

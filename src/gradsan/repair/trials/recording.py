@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import sys
 import time
 import zlib
+from array import array
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
+from gradsan import _torch
 from gradsan.graph.variables import Scope, Space, spaces_of
 from gradsan.record.recorder import unwatched
 from gradsan.record.steps import RawBackward
@@ -38,6 +42,7 @@ _ROUNDS_PAST = 2
 """Of these, those after the place where the program failed: the round that it is in, and a whole one."""
 _BACKWARDS_A_ROUND = 8
 """Largest number of backwards in a round where a program has no optimizer."""
+_SAVED = 64
 _COARSENESS = {"float64": 1, "float32": 2, "float16": 3, "bfloat16": 4}
 
 
@@ -82,6 +87,8 @@ class Recorder:
         self._lasting: list[Space] = []
         self._added_to: list[tuple[str, Any]] = []
         self._overwritten: set[str] = set()
+        self.saved: list[str] = []
+        """The sums of the tensors that ``torch.save`` was given."""
 
     def start(self) -> None:
         """Start observing optimizers and random draws."""
@@ -89,6 +96,7 @@ class Recorder:
         self._draws.start()
         if self._calls is not None:
             self._calls.start()
+        torch.save = self._saving(torch.save)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
 
@@ -116,6 +124,16 @@ class Recorder:
             0 if self._calls is None else self._calls.count,
             0 if self._calls is None else self._calls.rounds,
         )
+
+    def _saving(self, save: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(save)
+        def saving(value: Any, *args: Any, **kwargs: Any) -> None:
+            with unwatched():
+                values = map(value_of, _torch.tensors_in(value, most=_SAVED))
+                self.saved += [f"{sum(array('d', one.sums)):.6e}" for one in values if one is not None]
+            save(value, *args, **kwargs)
+
+        return saving
 
     def look_at_end(self, main: Any) -> None:
         """Record the variables of the module ``main`` when the program has reached its end."""

@@ -105,6 +105,12 @@ class Redirecting:
         return tuple(sorted(self._scratch.written))
 
     @property
+    def texts(self) -> dict[str, str]:
+        """The contents of the text files that the program wrote."""
+        with self:
+            return self._scratch.texts()
+
+    @property
     def read(self) -> tuple[str, ...]:
         """The files that it opened to read, without those that it wrote."""
         with self:

@@ -168,10 +168,11 @@ class Trial:
     in which the exception that ended it was raised; where it left by ``sys.exit``, that and ``failed_by`` are of the
     exception that it was handling. ``runs_alone`` says that it uses something that exists once: a device's memory, a
     port of the network, a file outside of the scratch layer. ``changed_files`` are those that it wrote or removed, in
-    the scratch layer only, ``read_files`` those that it read. ``uncovered`` is the effect for which it was stopped
-    because no layer covers it: ``writes`` or ``starts``, the file or the command, and the line of the user's code.
-    ``written`` are, for each diagnosis, the functions and lines that wrote, or that made the value connected to a freed
-    graph: they identify a fault where lines have moved. ``compiled`` is set by a run that was asked for it.
+    the scratch layer only, ``read_files`` those that it read. ``texts`` are the contents of text files that it wrote,
+    and the sums of saved tensors. ``uncovered`` is the effect for which it was stopped because no layer covers it:
+    ``writes`` or ``starts``, the file or the command, and the line of the user's code. ``written`` are, for each
+    diagnosis, the functions and lines that wrote, or that made the value connected to a freed graph: they identify a
+    fault where lines have moved. ``compiled`` is set by a run that was asked for it.
     """
 
     status: int | None
@@ -183,6 +184,7 @@ class Trial:
     cost: Cost | None = None
     output: str = ""
     printed: str = ""
+    texts: Mapping[str, str] = field(default_factory=dict)
     failed_at: tuple[str, int] | None = None
     failed_by: tuple[str, str] | None = None
     is_answered: bool = True
