@@ -123,21 +123,23 @@ def border(bridges: Sequence[Bridge]) -> Border | None:
     """The change that detaches all ``bridges``; None where the source is ambiguous for one of them."""
     lines: dict[tuple[str, int], str] = {}
     names: list[str] = []
-    taking: dict[tuple[str, str, int], list[Frame]] = {}
-    changes: dict[tuple[str, str, int], source.Change] = {}
+    taking: dict[tuple[str, int], tuple[list[Frame], list[str]]] = {}
+    changes: dict[tuple[str, int], source.Change] = {}
     for bridge in bridges:
         found = _cut(bridge)
         statement = None if found is None else source.statement_at(found[1])
         if found is None or statement is None:
             return None
         name, frame, change = found
-        key = (frame.file, name, statement.span.line)
-        taking.setdefault(key, []).extend(_beside(bridge, frame) or [frame])
+        key = (frame.file, statement.span.line)
+        frames, read = taking.setdefault(key, ([], []))
+        frames += _beside(bridge, frame) or [frame]
+        read += [] if name in read else [name]
         # Reads of one statement for several operations are detached by one change.
-        joined = source.detach_reads(taking[key], name) if len(taking[key]) > 1 else None
+        joined = source.detach_reads(frames, read) if len(frames) > 1 else None
         changes[key] = change if joined is None else joined
         names.append(name)
-    for (wanted, _, _), change in changes.items():
+    for (wanted, _), change in changes.items():
         for file, line, text in source.changed_lines(wanted, change):
             if lines.setdefault((file, line), text) != text:
                 return None
@@ -174,7 +176,7 @@ def _cut(bridge: Bridge) -> tuple[str, Frame, source.Change] | None:
             for name, frame in _reads(taken.user_frames, made.user_frames, bridge.name):
                 if _holds_several(frame, name, bridge.name):
                     continue  # a container: no line shows which of its tensors are another network's
-                change = source.detach_reads((frame,), name)
+                change = source.detach_reads((frame,), (name,))
                 if change is not None:
                     return name, frame, change
     return None

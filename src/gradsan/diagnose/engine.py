@@ -13,6 +13,7 @@ from gradsan.diagnose import failures, nonfinite
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.build import events_of, joined, way_of, way_of_failure
 from gradsan.diagnose.causes import CAUSES
+from gradsan.diagnose.completed import completed
 from gradsan.diagnose.facts import examine
 from gradsan.model import Confidence, Conflict, Diagnosis, Evidence, Failure, Label, Message, Moment, PathNode
 
@@ -146,6 +147,7 @@ def _explain(conflict: Conflict, moments: Sequence[Moment]) -> Diagnosis:
             events, left_out = events_of(facts, moments)
             way = _named(way_of(facts), diagnosis)
             diagnosis = replace(diagnosis, events=events, events_left_out=left_out, way=way)
+            diagnosis = completed(diagnosis, [_explain(one, ()) for one in conflict.further])
             recorded = conflict.confidence == "recorded"
             return diagnosis if recorded else of_conflict(diagnosis, conflict)
     raise AssertionError("the last cause, unknown_writer, takes every conflict")

@@ -5,10 +5,11 @@ are told apart by their number, and by the graph of the earlier loss where that 
 
 Roles: ``needed`` (this backward), ``freed_by`` (the earlier one), ``saved`` (the call that made the freed Node),
 ``bridge`` (the tensor by which the new graph depends on the freed one) with ``bridge_made`` and ``bridge_taken`` (the
-calls around it), ``updated`` (a step between the two backwards), ``borrowed`` (a tensor by which one of the losses
-depends on a network that another optimizer trains) with ``borrowed_made`` and ``borrowed_taken``, ``held`` (a live
-variable whose graph leads back to the freed Node; ``values``: the fields of :class:`gradsan.model.Held`), ``way`` (the
-Nodes from the loss to the freed one; ``values``: ``passed``, as in :class:`gradsan.model.Conflict`).
+calls around it), ``further`` (another such tensor), ``updated`` (a step between the two backwards), ``borrowed`` (a
+tensor by which one of the losses depends on a network that another optimizer trains) with ``borrowed_made`` and
+``borrowed_taken``, ``held`` (a live variable whose graph leads back to the freed Node; ``values``: the fields of
+:class:`gradsan.model.Held`), ``way`` (the Nodes from the loss to the freed one; ``values``: ``passed``, as in
+:class:`gradsan.model.Conflict`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord, StepRecord
 
-_MOST_LOOKED_AT = 500
+_MOST_LOOKED_AT, _MOST_FURTHER = 500, 4
 
 
 class Freed(NamedTuple):
@@ -99,6 +100,9 @@ def gather_second_backward(context: Context) -> tuple[Clue, ...]:
     clues += [Clue("bridge_made", site) for site in borrowed.sites_near(core, join.older, backward.thread)]
     if join.younger is not None:
         clues += [Clue("bridge_taken", site) for site in borrowed.sites_near(core, join.younger, backward.thread)]
+    for older, output in _further(order, by, join.older):
+        site = _saved(older, output, _made_at(core, older, backward.thread)).site
+        clues.append(Clue("further", site, name=naming.name_of_output(older, context.frame), op=older.name()))
     way = passed(core, backward.roots, node, by.sequence)
     clues.append(PathClue("way", passed=way))
     nodes = [node, *_others_freed(order, node, by.sequence)]
@@ -139,6 +143,14 @@ def _ran_again(context: Context, calls: Iterable[RawCall | None], order: list[An
 
 def _younger(order: list[Any], by: PastBackward) -> list[Any]:
     return [node for node in order if (_torch.node_sequence(node) or 0) >= by.sequence]
+
+
+def _further(order: list[Any], by: PastBackward, known: Any) -> list[tuple[Any, int]]:
+    """The results of Nodes other than ``known`` by which the new graph depends on freed ones."""
+    edges = (edge for node in _younger(order, by) for edge in node.next_functions if edge[0] not in (None, known))
+    older = dict.fromkeys(edge for edge in edges if (_torch.node_sequence(edge[0]) or by.sequence) < by.sequence)
+    found = (edge for edge in older if any(map(_torch.was_freed, walk.engine_order([edge[0]]))))
+    return list(itertools.islice(found, _MOST_FURTHER))
 
 
 def _leaves(nodes: list[Any]) -> set[Any]:

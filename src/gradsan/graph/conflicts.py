@@ -20,7 +20,7 @@ from gradsan.record.log import Log, Stack
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord
 
-_MOST_LOOKED_AT = 64
+_MOST_LOOKED_AT, _MOST_OTHERS = 64, 8
 
 
 def of_failure(
@@ -43,12 +43,25 @@ def of_failure(
     if stale is None:
         return None
     found = _of_stale(core, steps, backward, stale, frame)
-    if found is None or not _is_beside(found):
-        return found if found is None else _with_borrowed(found, core, steps, backward, backwards, frame)
-    # PyTorch stops at the first value whose counter moved. This one is unchanged; another may not be.
-    further = stale_slots.further_stale(backward.roots, found.save.tensor.storage, inputs, accumulates)
-    others = (_of_stale(core, steps, backward, one, frame) for one in itertools.islice(further, _MOST_LOOKED_AT))
-    return next((one for one in others if one is not None and not _is_beside(one)), found)
+    if found is None:
+        return None
+    # PyTorch stops at the first value whose counter moved. Where this one is unchanged, another may not be.
+    own: list[stale_slots.Stale] = []
+    others: dict[int | None, stale_slots.Stale] = {}
+    further = stale_slots.further_stale(backward.roots, inputs, accumulates)
+    for one in itertools.islice(further, _MOST_LOOKED_AT):
+        storage = _torch.storage_or_none(one.tensor)
+        if storage == found.save.tensor.storage:
+            own.append(one)
+        elif len(others) < _MOST_OTHERS:
+            others.setdefault(storage, one)
+    if _is_beside(found):
+        same = (_of_stale(core, steps, backward, one, frame) for one in own)
+        found = next((one for one in same if one is not None and not _is_beside(one)), found)
+    else:
+        found = _with_borrowed(found, core, steps, backward, backwards, frame)
+    beside = (_of_stale(core, steps, backward, one, frame) for one in others.values())
+    return replace(found, further=tuple(one for one in beside if one is not None))
 
 
 def _with_borrowed(

@@ -109,16 +109,14 @@ def stale_errors(roots: Iterable[Any]) -> list[RuntimeError]:
     return list(found.values())
 
 
-def further_stale(
-    roots: Iterable[Any], storage: int, inputs: tuple[Any, ...] = (), accumulates: bool = True
-) -> Iterator[Stale]:
-    """Yield the stale saved tensors in the memory ``storage``, in the order in which backward would read them.
+def further_stale(roots: Iterable[Any], inputs: tuple[Any, ...] = (), accumulates: bool = True) -> Iterator[Stale]:
+    """Yield the stale saved tensors in the order in which backward would read them.
 
     ``inputs`` and ``accumulates`` as for :func:`gradsan.graph.walk.engine_order`; checked as in ``stale_errors``.
     """
     for node, slot, tensor, error in _stale_slots(walk.engine_order(roots, inputs, accumulates)):
         said = _STALE.match(str(error))
-        if said is None or _torch.storage_or_none(tensor) != storage or _torch.sizes_of(tensor) != said["sizes"]:
+        if said is None or _torch.sizes_of(tensor) != said["sizes"]:
             continue
         is_output = said["output"] is not None and not tensor.requires_grad
         yield Stale(node, slot, tensor, is_output, _sizes(said), int(said["saved"]), int(said["now"]))

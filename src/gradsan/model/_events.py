@@ -292,7 +292,8 @@ class Conflict:
     the one backward since the save that kept its graph. ``passed`` are the Nodes of a shortest path from the loss to
     the one that kept the value, that one last; empty where the path is not known. ``collected_in`` is the live
     container that holds the written tensor itself several times. ``if_meant`` is the distance of the gradients from
-    those of a computation that includes the writes, where that was measured.
+    those of a computation that includes the writes, where that was measured. ``further`` are conflicts of other memory
+    at which this backward would have stopped next.
     """
 
     save: Save
@@ -323,6 +324,7 @@ class Conflict:
     passed: tuple[Passed, ...] = ()
     collected_in: str | None = None
     if_meant: Deviation | None = None
+    further: tuple[Conflict, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,7 +134,8 @@ def added_to_optimizer(made: Frame, stepped: Frame, holder: str, given: str) -> 
     for node in source.nodes:
         if not isinstance(node, ast.stmt) or node.lineno >= statement.span.line:
             continue
-        is_made = any(ast.unparse(target) == holder for target in _targets(node))
+        named = [one for to in _targets(node) for one in (to.elts if isinstance(to, ast.Tuple) else [to])]
+        is_made = any(ast.unparse(target) == holder for target in named)
         if is_made and source.function(node) in (None, statement.function):
             text = f'{holder}.add_param_group({{"params": {given}}})'
             return insert_after(source, statement.node, text, "give_to_optimizer")

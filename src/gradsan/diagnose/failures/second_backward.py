@@ -21,6 +21,7 @@ from gradsan.diagnose.collected import (
     detach_other_network,
     forget_collected,
 )
+from gradsan.diagnose.completed import joined
 from gradsan.diagnose.failures import parts
 from gradsan.diagnose.names import shared_level
 from gradsan.diagnose.value_fixes import LEFT_CONSTANT, TRAINED_BY_BOTH
@@ -34,6 +35,7 @@ from gradsan.model import (
     Held,
     HeldClue,
     Label,
+    Lines,
     Message,
     Site,
 )
@@ -159,9 +161,7 @@ def _shared(case: _Case) -> Diagnosis:
     freed, needed = case.freed_by.shown_frame, case.needed.shown_frame
     lines = source.changed_at(freed, source.graph_for_gradient)
     if lines:
-        recorded = parts.fix("create_graph", "changed", {"name": Message("label.the_gradient")}, lines=lines)
-        kept = replace(_keep_graph(case), meaning="changed", how_changed=Message(LEFT_CONSTANT, values))
-        return _diagnosis(case, SHARED, (recorded, kept))
+        return _diagnosis(case, SHARED, _for_gradient(case, lines))
     cut = detach_other_network(_borrowed(case.failure), None)
     if cut and freed is not None and needed is not None and source.clears_between(freed, needed):
         # Each backward has an optimizer of its own, whose gradients are cleared before it.
@@ -206,6 +206,12 @@ def _once(case: _Case) -> Diagnosis:
     made = () if case.bridge.site is None else case.bridge.site.user_frames
     is_trained = bool(case.bridge.values.get("is_trained"))
     first = anew_or_cut(BuiltOnce(case.name, case.bound_at, made, used, is_trained))
+    for other in case.failure.clues_of("further"):
+        made = () if other.site is None else other.site.user_frames
+        bound = source.bound_name(made) if made else None
+        if bound is not None and bound[0] != case.name:
+            beside = anew_or_cut(BuiltOnce(other.name or bound[0], bound[1], made, used, is_trained))
+            first = tuple(joined(one, beside) or one for one in first)
     if all(one.kind != "recompute_forward" for one in first):
         return _diagnosis(case, ONCE, first, note)
     return _diagnosis(case, ONCE, (*borrowed, *kept, *first), note)
@@ -215,8 +221,19 @@ def _same(case: _Case) -> Diagnosis:
     values = {"name": case.name}
     stepped = case.updated is not None
     again = parts.fix("recompute_forward", "changed", values, summary="help.recompute_shared")
+    lines = source.changed_at(case.freed_by.shown_frame, source.graph_for_gradient)
+    if lines and not stepped:
+        return _diagnosis(case, SAME, _for_gradient(case, lines))
     fixes = (parts.fix("one_backward", "changed", values), again if stepped else _keep_graph(case))
     return _diagnosis(case, SAME, fixes, BECOMES_GS110 if stepped else "note.second_pass_adds_up")
+
+
+def _for_gradient(case: _Case, lines: Lines) -> tuple[Fix, ...]:
+    """The graph kept for the second backward: that of the gradient recorded, or only the one behind it."""
+    recorded = parts.fix("create_graph", "changed", {"name": Message("label.the_gradient")}, lines=lines)
+    return recorded, replace(
+        _keep_graph(case), meaning="changed", how_changed=Message(LEFT_CONSTANT, {"name": case.name})
+    )
 
 
 def _keep_graph(case: _Case) -> Fix:

@@ -166,16 +166,38 @@ def _updated(source: SourceFile, node: ast.stmt) -> list[str]:
     return found
 
 
-def clip_before_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """A clip that found no gradients, or came too late, moved right before the step that uses the clipped gradients."""
-    advice, clip = blocks.advice(diagnosis, "clip_between"), blocks.first(diagnosis, "created")
-    return () if advice is None or clip is None else _moved_before(advice, clip, blocks.first(diagnosis, "note"))
+_MISPLACED = (("clip_between", "created", "note"), ("clear_elsewhere", "written", "used"))
+"""Kinds of advice, with the roles of the statement that stands elsewhere, and of the one before which it belongs."""
 
 
-def clear_before_backward(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """A statement that clears gradients before any step, moved right before the backward that fills them."""
-    advice, cleared = blocks.advice(diagnosis, "clear_elsewhere"), blocks.first(diagnosis, "written")
-    return () if advice is None or cleared is None else _moved_before(advice, cleared, blocks.first(diagnosis, "used"))
+def before_step_or_backward(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """A clip without effect right before the step that uses the gradients, a clearing before the backward."""
+    found: list[Fix] = []
+    for kind, role, other in _MISPLACED:
+        advice, label = blocks.advice(diagnosis, kind), blocks.first(diagnosis, role)
+        if advice is not None and label is not None:
+            found += _moved_before(advice, label, blocks.first(diagnosis, other))
+    return tuple(found)
+
+
+def unscale_before_clip(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """``scaler.unscale_(optimizer)`` before a clip of gradients which ``scaler.step(optimizer)`` then uses."""
+    advice, clip = blocks.advice(diagnosis, "clip_unscaled"), blocks.first(diagnosis, "created")
+    stepped = blocks.first(diagnosis, "note")
+    pair = None if advice is None or clip is None or stepped is None else blocks.in_one_block(clip, stepped)
+    step = None if pair is None else blocks.method_call(pair[1].statement, "step")
+    if (
+        advice is None
+        or pair is None
+        or step is None
+        or not isinstance(step.func, ast.Attribute)
+        or len(step.args) != 1
+    ):
+        return ()
+    source = pair[0].source
+    text = f"{source.text(step.func.value)}.unscale_({source.text(step.args[0])})"
+    lines = changed_lines(source.file, insert_before(source, pair[0].statement, text, "clip_unscaled"))
+    return (replace(advice, lines=lines, applicability="review"),) if lines else ()
 
 
 def clear_after_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:

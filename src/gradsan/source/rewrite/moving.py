@@ -288,7 +288,19 @@ def taken_from(taken: Frame, made: Frame) -> list[str]:
     reader, maker = statement_at(taken), statement_at(made)
     if reader is None or maker is None or reader.node is maker.node or reader.function is not maker.function:
         return []
-    return [name for name in consumed_names(reader) if _comes_from(name, reader, reader.node, maker.node, _DEEPEST)]
+    found = [name for name in consumed_names(reader) if _comes_from(name, reader, reader.node, maker.node, _DEEPEST)]
+    own = _bound_to(made, maker)
+    return [own] if own in found else found
+
+
+def _bound_to(made: Frame, maker: Statement) -> str | None:
+    """The name that gets the operation at ``made``: ``b`` for the second call of ``a, b = net(x), net(y)``."""
+    node, computed = maker.node, expression_at(made)
+    target, value = (node.targets[0], node.value) if isinstance(node, ast.Assign) else (None, None)
+    if computed is None or not isinstance(target, ast.Tuple) or not isinstance(value, ast.Tuple):
+        return None
+    pairs = zip(target.elts, value.elts, strict=False) if len(target.elts) == len(value.elts) else ()
+    return next((chain_key(to) for to, of in pairs if maker.source.span(of).contains(computed.span)), None)
 
 
 def bound_names(frame: Frame) -> list[str]:
@@ -297,11 +309,11 @@ def bound_names(frame: Frame) -> list[str]:
     return [] if statement is None else assigned_names(statement)
 
 
-def detach_reads(frames: Sequence[Frame], name: str) -> Change | None:
-    """The statement at ``frames`` with the reads of ``name`` detached: ``D(fake)`` becomes ``D(fake.detach())``.
+def detach_reads(frames: Sequence[Frame], names: Sequence[str]) -> Change | None:
+    """The statement at ``frames`` with the reads of ``names`` detached: ``D(fake)`` becomes ``D(fake.detach())``.
 
     The reads by the operations at ``frames``, if any, else all of the statement: one that computes two losses
-    reads a value for each. None where it reads none, or binds ``name`` itself in place.
+    reads a value for each. None where it reads none, or binds a name itself in place.
     """
     statement = statement_at(frames[0])
     if statement is None or isinstance(statement.node, ast.AugAssign):
@@ -309,9 +321,13 @@ def detach_reads(frames: Sequence[Frame], name: str) -> Change | None:
     source = statement.source
     taking = [one.span for frame in frames if (one := expression_at(frame)) is not None]
     within = [] if len(taking) < len(frames) else taking
-    reads = _edits_of_reads(source, statement.node, name)
-    inner = [one for one in reads or () if any(span.contains(one.span) for span in within)]
-    return None if reads is None else edited(source, inner or reads, "detach")
+    edits: list[Edit] = []
+    for name in names:
+        reads = _edits_of_reads(source, statement.node, name)
+        if reads is None:
+            return None
+        edits += [one for one in reads if any(span.contains(one.span) for span in within)] or reads
+    return edited(source, edits, "detach")
 
 
 def _edits_of_reads(source: SourceFile, statement: ast.stmt, name: str) -> list[Edit] | None:

@@ -1,0 +1,57 @@
+"""Fixes of one conflict completed by those of the others at which the same backward would have stopped next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from gradsan.model import Diagnosis, Fix, Message
+
+_AT_SAVE = ("help.clone_at_save", "help.clone_result")
+"""Fixes of one use of the value; others change what is written, and with it every use."""
+
+
+def completed(diagnosis: Diagnosis, others: Sequence[Diagnosis]) -> Diagnosis:
+    """The diagnosis with fixes that mend ``others``, too; where some do not, with a note that names these."""
+    left: dict[str, None] = {}
+    fixes: list[Fix] = []
+    for fix in diagnosis.fixes:
+        for other in others if fix.lines else ():
+            if _places(other) <= _places(diagnosis) and fix.summary.key not in _AT_SAVE:
+                continue
+            whole = joined(fix, other.fixes)
+            if whole is None:
+                left[_name(other)] = None
+            else:
+                fix = whole
+        fixes.append(fix)
+    notes = (Message("note.others_overwritten", {"names": ", ".join(left)}),) if left else ()
+    return replace(diagnosis, fixes=tuple(fixes), notes=(*diagnosis.notes, *notes))
+
+
+def joined(fix: Fix, others: Iterable[Fix]) -> Fix | None:
+    """The fix with the lines of the one of its kind among ``others``; None without one, or where they clash."""
+    other = next((one for one in others if one.summary.key == fix.summary.key and one.lines), None)
+    lines = {(file, line): text for file, line, text in fix.lines}
+    if (
+        other is None
+        or not lines
+        or any(lines.setdefault((file, line), text) != text for file, line, text in other.lines)
+    ):
+        return None
+    mine, theirs = (one.summary.values.get("name") for one in (fix, other))
+    named = isinstance(mine, str) and isinstance(theirs, str) and theirs not in mine.split(", ")
+    values = {**fix.summary.values, "name": f"{mine}, {theirs}"} if named else fix.summary.values
+    return replace(
+        fix, summary=replace(fix.summary, values=values), lines=tuple((*place, text) for place, text in lines.items())
+    )
+
+
+def _places(diagnosis: Diagnosis) -> set[tuple[str, int]]:
+    return {(label.frame.file, label.frame.line) for label in diagnosis.labels if label.role == "written"}
+
+
+def _name(diagnosis: Diagnosis) -> str:
+    name = None if diagnosis.tensor is None else diagnosis.tensor.name
+    (file, line), *_ = sorted(_places(diagnosis)) or [("?", 0)]
+    return name or f"{file}:{line}"
