@@ -113,7 +113,7 @@ class OwnOperands(RoundDetector):
         if (op not in _TAKES_OPERAND and op not in _COMPARES) or len(self._own) > _STACKS or not is_pair:
             return
         is_leaf = any(map(_torch.is_trainable_leaf, given))
-        if op in _COMPARES and not (given[0] is given[1] or is_leaf):
+        if op in _COMPARES and not is_leaf and len(set(map(_torch.storage_or_none, given))) > 1:
             return
         target = given[0]
         stack = self._core.stack()
@@ -341,6 +341,8 @@ def _compared(frame: Frame, is_leaf: bool, twice: int) -> tuple[str, str] | None
     so, as does a function of two arguments from some callers; a list of parameters compared with itself has several.
     """
     names = [re.sub(r"\.(data|detach\(\))", "", one) for one in source.operand_expressions(frame)]
+    line = source.source_line(frame.file, frame.line) or ""
+    is_leaf = is_leaf or any(f"{one}.data" in line for one in names)
     if len(names) != 2 or names[0] == names[1]:
         return None
     if twice and is_leaf and (twice == 1 or all(source.is_argument(frame, one) for one in names)):

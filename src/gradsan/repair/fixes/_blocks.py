@@ -12,6 +12,7 @@ from gradsan.source.change import Change, Edit, changed_lines, text_with
 from gradsan.source.identifiers import leaf_name
 from gradsan.source.rewrite.moving import blocks_around, is_whole_lines, until_apart
 from gradsan.source.rewrite.moving import names_read as names_read
+from gradsan.source.rewrite.renewing import fresh_name as fresh_name
 from gradsan.source.tree import SourceFile, Span, read_source
 
 _SWITCHING_OFF = frozenset({"no_grad", "inference_mode"})
@@ -123,15 +124,6 @@ def text_of(source: SourceFile, node: ast.stmt) -> str:
 def names_bound(node: ast.AST) -> set[str]:
     """The names that ``node`` binds."""
     return {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
-
-
-def fresh_name(source: SourceFile, name: str) -> str:
-    """``name``, with underscores appended while the file has a variable of that name."""
-    known = {node.id for node in source.nodes if isinstance(node, ast.Name)}
-    known |= {node.arg for node in source.nodes if isinstance(node, ast.arg)}
-    while name in known:
-        name += "_"
-    return name
 
 
 def lines_changed(source: SourceFile, changes: dict[int, str]) -> Lines:

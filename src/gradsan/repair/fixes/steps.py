@@ -72,6 +72,9 @@ def _later_call_first(written: tuple[Label, ...], used: Label) -> tuple[Fix, ...
         return ()
     if any(blocks.names_bound(node) & blocks.names_read([later.statement]) for node in between):
         return ()
+    # The earlier backward keeps a graph that both losses go through: to swap the calls is not enough.
+    if any(one.arg == "retain_graph" for call in calls for one in getattr(call, "keywords", ())):
+        return ()
     if not all(is_whole_lines(source, node) for node in (earlier.statement, later.statement)):
         return ()
     start = source.span(earlier.statement).line

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from gradsan.heuristics import class_names
 from gradsan.model import Frame, Lines
-from gradsan.source.change import Change, insert_before
+from gradsan.source.change import Change, Edit, insert_before, text_with
 from gradsan.source.flow import reaching
 from gradsan.source.identifiers import bindings_of, chain_key, leaf_name
 from gradsan.source.locate import statement_at
@@ -44,12 +44,23 @@ def run_again(
         if first >= last:
             continue
         again = _slice(source, block[first:last], block[last + 1 : backward + 1], only_from)
-        if not again or _draws(again, saved or ()):
+        drawn = [] if only_from is None else _draws_of(again)
+        if not again or _draws(again, saved or (), set(drawn)):
             continue
-        spans = [source.span(node) for node in again]
-        copies = [line for span in spans for line in source.lines[span.line - 1 : span.end_line]]
+        # What a call is given by chance is drawn before it, once for both.
+        names = {call: fresh_name(source, f"drawn{number or ''}") for number, call in enumerate(drawn)}
+        edits = [Edit(source.span(call), name) for call, name in names.items()]
+        copies = [_text_with(source, node, edits) for node in again]
+        changes: dict[int, str] = {}
+        for node, text in zip(again, copies, strict=True):
+            span, mine = source.span(node), [call for call in drawn if call in set(ast.walk(node))]
+            if mine:
+                changes.update(dict.fromkeys(range(span.line, span.end_line + 1), ""))
+                before = [f"{source.indent(span)}{names[call]} = {source.text(call)}" for call in mine]
+                changes[span.line] = "\n".join([*before, text])
         end = source.span(block[last]).end_line
-        lines = ((source.file, end, "\n".join([source.lines[end - 1], *copies])),)
+        changes[end] = "\n".join([source.lines[end - 1], *copies])
+        lines = tuple((source.file, line, text) for line, text in sorted(changes.items()))
         if lines not in found:
             found.append(lines)
     return found
@@ -77,9 +88,29 @@ _DRAWING = frozenset(
 )
 
 
-def _draws(again: list[ast.stmt], saved: Sequence[Frame]) -> bool:
+def _draws_of(again: list[ast.stmt]) -> list[ast.Call]:
+    """The calls of ``torch.randn`` and its like that are an argument of another call of their statement."""
+    values = [one.value for one in again if isinstance(one, ast.Assign)]
+    if any(isinstance(part, _LATER) for value in values for part in ast.walk(value)):
+        return []
+    calls = [part for value in values for part in ast.walk(value) if isinstance(part, ast.Call) and part is not value]
+    return [one for one in calls if leaf_name(one.func) in ("rand", "randn", "randint", "rand_like", "randn_like")]
+
+
+_LATER = (ast.Lambda, ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp, ast.IfExp, ast.BoolOp)
+"""Expressions of which a part may be evaluated later, often, or not at all."""
+
+
+def _text_with(source: SourceFile, node: ast.stmt, edits: Sequence[Edit]) -> str:
+    """The whole lines of a statement, with those of ``edits`` that lie within it."""
+    span = source.span(node)
+    text = text_with(source, span, [one for one in edits if span.contains(one.span)])
+    return source.lines[span.line - 1][: span.column - 1] + text
+
+
+def _draws(again: list[ast.stmt], saved: Sequence[Frame], but: set[ast.Call]) -> bool:
     """Whether the statements draw random numbers or a batch, or their functions on the stack ``saved`` do."""
-    nodes: list[ast.AST] = [part for one in again for part in ast.walk(one)]
+    nodes: list[ast.AST] = [part for one in again for part in ast.walk(one) if part not in but]
     for above, below in pairwise(saved):
         at, inner = statement_at(above), statement_at(below)
         if at is not None and inner is not None and inner.function is not None and at.node in nodes:
@@ -197,6 +228,15 @@ def _slice(
         again.append(node)
         needed = (needed - bound) | names_read([node])
     return again[::-1]
+
+
+def fresh_name(source: SourceFile, name: str) -> str:
+    """``name``, with underscores appended while the file has a variable of that name."""
+    known = {node.id for node in source.nodes if isinstance(node, ast.Name)}
+    known |= {node.arg for node in source.nodes if isinstance(node, ast.arg)}
+    while name in known:
+        name += "_"
+    return name
 
 
 def constructs(source: SourceFile, node: ast.stmt) -> bool:
