@@ -46,19 +46,16 @@ def of_failure(
     if found is None:
         return None
     # PyTorch stops at the first value whose counter moved. Where this one is unchanged, another may not be.
-    own: list[stale_slots.Stale] = []
-    others: dict[int | None, stale_slots.Stale] = {}
+    others: dict[tuple[int | None, int], stale_slots.Stale] = {}
     further = stale_slots.further_stale(backward.roots, inputs, accumulates)
     for one in itertools.islice(further, _MOST_LOOKED_AT):
         storage = _torch.storage_or_none(one.tensor)
-        if storage == found.save.tensor.storage:
-            own.append(one)
-        elif len(others) < _MOST_OTHERS:
-            others.setdefault(storage, one)
-    if _is_beside(found):
-        same = (_of_stale(core, steps, backward, one, frame) for one in own)
-        found = next((one for one in same if one is not None and not _is_beside(one)), found)
-    else:
+        if storage == found.save.tensor.storage and _is_beside(found):
+            same = _of_stale(core, steps, backward, one, frame)
+            found = found if same is None or _is_beside(same) else same
+        if len(others) < _MOST_OTHERS:
+            others.setdefault((storage, one.saved_version), one)
+    if not _is_beside(found):
         found = _with_borrowed(found, core, steps, backward, backwards, frame)
     beside = (_of_stale(core, steps, backward, one, frame) for one in others.values())
     return replace(found, further=tuple(one for one in beside if one is not None))
