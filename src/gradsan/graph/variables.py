@@ -265,7 +265,12 @@ def _in_module(at: _Step, wanted: Callable[[Any], bool], queue: deque[_Step]) ->
     for iterator in (module.named_parameters, module.named_buffers):
         for name, tensor in iterator(remove_duplicate=False):
             if _matches(tensor, wanted):
-                yield Found(f"{at.path}.{_torch.name_in_module(name)}", tensor, "module", at.depth, at.scope)
+                path = f"{at.path}.{_torch.name_in_module(name)}"
+                owner, holder = path.rpartition(".")[0], module.get_submodule(name.rpartition(".")[0])
+                # A buffer is an attribute that the program may bind anew.
+                kept = Found(path, tensor, "module", at.depth, at.scope)
+                around = (*at.around, (owner, holder))
+                yield kept if tensor.is_leaf else kept._replace(within=owner, container="object", around=around)
     for name, inner in module.named_modules():
         prefix = f"{at.path}.{_torch.name_in_module(name)}".rstrip(".")
         place = (at.scope, prefix, "object", (*at.around, (prefix, inner)))

@@ -295,7 +295,7 @@ IMPLIED = frozenset(
     {
         *("detach_carried_state", "detach_in_modules", "detach_kept", "detach_out_of_place", "detach_other_network"),
         *("reset_state", "reset_modules", "recompute_forward", "recompute_after_change", "rebuild_in_loop"),
-        *("rebuild_in_function", "as_property", "record_the_change", "change_a_copy", "leave_the_argument"),
+        *("rebuild_in_function", "record_the_change", "change_a_copy", "leave_the_argument"),
         *("clear_gradient", "clear_by_optimizer", "detach_built_once", "collect_each_value", "forget_collected"),
         *("give_to_optimizer", "cache_each_round", "switch_on", "create_graph", "copy_second_name", "clip_between"),
         *("clear_elsewhere", "clear_after_step", "give_parameters", "scale_out_of_place"),
