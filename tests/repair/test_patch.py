@@ -38,6 +38,13 @@ def test_a_second_change_counts_lines_of_the_first(tmp_path):
     assert patch.with_lines(((file, 3, "b = 9"),)).files[file] == b"x = 0\na = 1\nb = 9\n"
 
 
+def test_changes_of_an_earlier_patch_are_left_out(tmp_path):
+    first, file = patched(tmp_path, b"a = 1\nb = 2\nc = 3\n", [(1, "a = 7")])
+    both = first.with_lines(((file, 3, "c = 9"),))
+    assert both.without(first).files[file] == b"a = 1\nb = 2\nc = 9\n"
+    assert both.without(both).files == {}
+
+
 @pytest.mark.parametrize("lines", [[(1, "a = (")], [(7, "a = 1")]])
 def test_patches_that_are_not_python_are_refused(tmp_path, lines):
     with pytest.raises(PatchError):

@@ -72,7 +72,7 @@ def test_the_right_patch_keeps_the_training_and_the_harmful_one_does_not(judged,
     right, harmful = judged(pair)
     assert (right.training, right.differs_in) == ("same", ()), right.detail
     assert harmful.training == pair.verdict, harmful
-    assert pair.lost in (harmful.detail if pair.verdict == "rejected" else " ".join(harmful.differs_in)), harmful
+    assert pair.lost in (harmful.detail if pair.verdict == "rejected" else harmful.differs_in), harmful
 
 
 def test_the_long_ones_exist():

@@ -10,6 +10,16 @@ import user_programs as programs
 from gradsan.repair.patch import Patch, PatchError
 
 ALWAYS = {
+    "keys_and_values_cached",
+    "targets_updated_in_forward",
+    "old_probabilities_and_values",
+    "derivatives_of_derivatives",
+    "clip_of_scaled_gradients",
+    "head_after_optimizer",
+    "relativistic_losses",
+    "residual_sums_in_place",
+    "state_in_buffer",
+    "weights_backed_up_by_data",
     "layers_trained_alone",
     "weights_set_once",
     "head_rescaled_through_data",

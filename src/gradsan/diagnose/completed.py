@@ -21,7 +21,7 @@ def completed(diagnosis: Diagnosis, others: Sequence[Diagnosis]) -> Diagnosis:
                 continue
             whole = joined(fix, other.fixes)
             if whole is None:
-                left[_name(other)] = None
+                left[(other.tensor and other.tensor.name) or "?"] = None
             else:
                 fix = whole
         fixes.append(fix)
@@ -49,9 +49,3 @@ def joined(fix: Fix, others: Iterable[Fix]) -> Fix | None:
 
 def _places(diagnosis: Diagnosis) -> set[tuple[str, int]]:
     return {(label.frame.file, label.frame.line) for label in diagnosis.labels if label.role == "written"}
-
-
-def _name(diagnosis: Diagnosis) -> str:
-    name = None if diagnosis.tensor is None else diagnosis.tensor.name
-    (file, line), *_ = sorted(_places(diagnosis)) or [("?", 0)]
-    return name or f"{file}:{line}"

@@ -170,9 +170,11 @@ def reached(spaces: Iterable[Space]) -> Iterator[Reached]:
 def _kept_by(value: Any) -> dict[str, Any]:
     """Return what the user's functions, generators, classes and modules keep from one call to the next."""
     if isinstance(value, types.FunctionType):
-        code, cells = value.__code__, value.__closure__ or ()
-        held = {name: cell.cell_contents for name, cell in zip(code.co_freevars, cells, strict=False) if _is_full(cell)}
-        return {**held, **vars(value)} if is_user_file(code.co_filename) else {}
+        code, held = value.__code__, dict(vars(value))
+        for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=False):
+            with contextlib.suppress(ValueError):  # an empty cell
+                held[name] = cell.cell_contents
+        return held if is_user_file(code.co_filename) else {}
     if isinstance(value, types.GeneratorType):
         frame = value.gi_frame
         return {} if frame is None or not is_user_file(frame.f_code.co_filename) else _torch.locals_of(frame)
@@ -180,13 +182,6 @@ def _kept_by(value: Any) -> dict[str, Any]:
         return {}
     module = sys.modules.get(value.__module__) if isinstance(value, type) else value
     return dict(vars(value)) if is_user_file(getattr(module, "__file__", None) or "<frozen") else {}
-
-
-def _is_full(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False
 
 
 def _is_bookkeeping(step: _Step) -> bool:

@@ -109,9 +109,8 @@ class Judge:
     def training(self, trial: Trial) -> Training:
         """The differences between the training of ``trial`` and the original's, without those due to chance."""
         reference, candidate, _ = self._compared(trial)
-        mine, other = ({**one.texts, "printed numbers": one.printed} for one in (self.reference, trial))
-        texts = {shown_path(name, self.cwd): (mine[name], other[name]) for name in mine if name in other}
-        return compare_trainings(reference, candidate, {} if self.is_of_values else texts).without(self.noise)
+        texts = () if self.is_of_values else (self.reference.all_texts, trial.all_texts)
+        return compare_trainings(reference, candidate, *texts).without(self.noise)
 
     def _compared(self, trial: Trial) -> tuple[Recording, Recording, bool]:
         """The recordings of the original and of ``trial``, and whether there is anything to compare."""
@@ -295,7 +294,7 @@ IMPLIED = frozenset(
     {
         *("detach_carried_state", "detach_in_modules", "detach_kept", "detach_out_of_place", "detach_other_network"),
         *("reset_state", "reset_modules", "recompute_forward", "recompute_after_change", "rebuild_in_loop"),
-        *("rebuild_in_function", "record_the_change", "change_a_copy", "leave_the_argument"),
+        *("rebuild_in_function", "as_property", "record_the_change", "change_a_copy", "leave_the_argument"),
         *("clear_gradient", "clear_by_optimizer", "detach_built_once", "collect_each_value", "forget_collected"),
         *("give_to_optimizer", "cache_each_round", "switch_on", "create_graph", "copy_second_name", "clip_between"),
         *("clear_elsewhere", "clear_after_step", "give_parameters", "scale_out_of_place"),

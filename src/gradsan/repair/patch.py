@@ -57,11 +57,23 @@ class Patch:
         content = self.files.get(file)
         if content is None:
             return line, True
-        old, new = (_split_like_python(decoded(file, text)[0]) for text in (Path(file).read_bytes(), content))
+        old, new = (_rows_of(file, text) for text in (Path(file).read_bytes(), content))
         for tag, start, end, begin, stop in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
             if begin <= line - 1 < stop:
                 return min(start + line - begin, max(start + 1, end)), tag == "equal"
         return min(line, max(1, len(old))), False
+
+    def without(self, earlier: Patch) -> Patch:
+        """This patch less the changes of ``earlier`` that it contains as they are."""
+        files = dict(self.files)
+        for file, content in earlier.files.items():
+            old = _rows_of(file, Path(file).read_bytes())
+            kept = list(_hunks(old, _rows_of(file, content)))
+            own = [one for one in _hunks(old, _rows_of(file, files[file])) if one not in kept]
+            for start, end, rows in reversed(own):
+                old[start:end] = rows
+            files[file] = "".join(old).encode(decoded(file, content)[1])
+        return Patch({file: text for file, text in files.items() if text != Path(file).read_bytes()})
 
     @property
     def size(self) -> int:
@@ -119,6 +131,17 @@ def decoded(file: str, content: bytes) -> tuple[str, str]:
 def _split_like_python(text: str) -> list[str]:
     # Not str.splitlines: a form feed ends no line, a lone carriage return does.
     return io.StringIO(text, newline="").readlines()
+
+
+def _rows_of(file: str, content: bytes) -> list[str]:
+    return _split_like_python(decoded(file, content)[0])
+
+
+def _hunks(old: list[str], new: list[str]) -> Iterator[tuple[int, int, list[str]]]:
+    """The changed rows: their place in ``old``, and the new ones."""
+    for tag, start, end, begin, stop in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if tag != "equal":
+            yield start, end, new[begin:stop]
 
 
 def _file_diff(file: str, content: bytes, cwd: Path | None) -> tuple[str, str]:

@@ -258,6 +258,7 @@ def _find(
         fault = faults_of(current)[0]
         tried, rest = _try_all(search, fault, patch, current)
         ranked = ranked_fixes(measured(tried, partial(_measured, search)), was_refused=was_refused(fault))
+        ranked[:1] = [_without_needless(search, one, patch, current) for one in ranked[:1]]
         diagnoses.append(on_disk(replace(fault, fixes=(*(one.fix for one in ranked), *rest)), patch))
         winners = tuple(one for one in ranked if one.passed)
         best = next((one for one in ranked if one.passed or one.went_further), None)
@@ -366,6 +367,17 @@ def _try_all(search: _Search, fault: Diagnosis, patch: Patch, before: Trial) -> 
         judge.tried(fix, candidate, trial, before) for (fix, candidate), trial in zip(candidates, trials, strict=True)
     ]
     return settled(tried), [*advice, *libraries.advice(fault)]
+
+
+def _without_needless(search: _Search, best: Tried, earlier: Patch, before: Trial) -> Tried:
+    """``best`` without the fixes of the faults before it, where the last one alone has the same training."""
+    patch = best.patch.without(earlier) if best.passed and earlier.size else earlier
+    if not patch.size or patch.files == best.patch.files:
+        return best
+    trial = search.runner.run(replace(search.request, files=dict(patch.files)))
+    alone = search.judge.tried(replace(best.fix, lines=()), patch, trial, before)
+    mine, other = (replace(one.fix.verification, time_ratio=None, memory_ratio=None) for one in (alone, best))
+    return replace(alone, fix=replace(alone.fix, verification=best.fix.verification)) if mine == other else best
 
 
 def _unrecorded(fault: Diagnosis) -> Message | None:

@@ -7,7 +7,6 @@ import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from gradsan.repair.compare import tolerance
 from gradsan.repair.trials.trial import Moment, Recording, Value
@@ -62,9 +61,7 @@ class Training:
         )
 
 
-def compare_trainings(
-    reference: Recording, candidate: Recording, texts: Mapping[str, tuple[str, str]] = MappingProxyType({})
-) -> Training:
+def compare_trainings(reference: Recording, candidate: Recording, *texts: Mapping[str, str]) -> Training:
     """Compare ``candidate`` with ``reference``, and the ``texts`` of both by name, where both have got equally far."""
     kept: list[str] = []
     passing: list[str] = []
@@ -109,7 +106,9 @@ def compare_trainings(
     if len(reference.begun) == len(candidate.begun) and not _near(reference.begun, candidate.begun, reference.dtype):
         numbers.append("loss")
     either_ended = reference.was_ended or candidate.was_ended
-    numbers += [name for name, pair in texts.items() if _print_others(*pair, either_ended=either_ended)]
+    for name in texts[0] if texts else ():
+        if name in texts[1] and _print_others(*(one[name] for one in texts), either_ended=either_ended):
+            numbers.append(name)
     return Training(
         _shown(frozen),
         _shown(kept),

@@ -24,7 +24,7 @@ _HELP = {
     "diverged": "nonfinite_diverged",
     "given": "nonfinite_data",
 }
-_TRIED_AS = {"nonfinite_eps": "positive_eps", "nonfinite_diverged": "clip_gradients", "nonfinite_data": "drop_rows"}
+_TRIED_AS = {"nonfinite_eps": "positive_eps", "nonfinite_data": "drop_rows"}
 """The kind of the fix with lines that a search tries, by the kind of the advice."""
 _NOT_AT_THE_LINE = frozenset({"gradient_overflow", "learning_rate", "eps_zero", "diverged", "given"})
 

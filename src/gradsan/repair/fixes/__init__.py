@@ -71,7 +71,6 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     nonfinite.leave_out_empty,
     nonfinite.clean_data,
     nonfinite.positive_eps,
-    nonfinite.steadier,
 )
 
 

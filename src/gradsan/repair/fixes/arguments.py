@@ -150,11 +150,6 @@ def change_call(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     return tuple(found)
 
 
-def _detached_anew(label: Label) -> Lines:
-    change = out_of_place(label.frame, "detach_")
-    return changed_lines(label.frame.file, change)
-
-
 def _calls_stopped(label: Label) -> Iterator[tuple[Expression, ast.Call]]:
     for place in expressions_at(label.frame):
         if isinstance(place.node, ast.Call):
@@ -261,32 +256,13 @@ def _left_out(label: Label) -> Lines:
     return blocks.lines_changed(place.source, blocks.removed(place.source, place.statement))
 
 
-def _without_mark(label: Label) -> Lines:
-    """The removal of the one call of ``mark_dirty`` in the forward defined at the label."""
-    source = read_source(label.frame.file)
-    calls = [
-        node
-        for node in (source.nodes if source is not None else ())
-        if isinstance(node, ast.Expr) and blocks.method_call(node, "mark_dirty") is not None
-    ]
-    if source is None or len(calls) != 1 or not is_whole_lines(source, calls[0]):
-        return ()
-    function = source.function(calls[0])
-    if not isinstance(function, ast.FunctionDef) or len(function.body) < 2:
-        return ()
-    if label.frame.line not in {function.lineno, *(one.lineno for one in function.decorator_list)}:
-        return ()
-    return blocks.lines_changed(source, blocks.removed(source, calls[0]))
-
-
 _CHANGES: Mapping[str, Callable[[Label], Lines]] = {
-    "detach_out_of_place": _detached_anew,
+    "detach_out_of_place": lambda label: changed_lines(label.frame.file, out_of_place(label.frame, "detach_")),
     "detach_to_read": _detached_to_read,
     "detach_and_clone": _detached_copy,
     "mean_or_sum": _averaged,
     "full_backward_hook": _full_hook,
     "one_backward": _left_out,
-    "drop_mark_dirty": _without_mark,
     "no_grad_not_inference": _no_grad_mode,
 }
 """The function that makes the changed lines, by the kind of the advice."""

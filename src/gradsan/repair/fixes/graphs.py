@@ -9,16 +9,16 @@ from dataclasses import replace
 
 from gradsan.model import Diagnosis, Fix, Label, Lines
 from gradsan.repair.fixes import _blocks as blocks
-from gradsan.source.change import Edit, changed_lines, edited
-from gradsan.source.identifiers import leaf_name
+from gradsan.source.change import Edit, changed_lines, edited, text_with
+from gradsan.source.identifiers import leaf_name, local_nodes
 from gradsan.source.kept import is_kept_here, kept_since
-from gradsan.source.rewrite.moving import is_whole_lines
+from gradsan.source.rewrite.moving import is_whole_lines, names_read
 from gradsan.source.rewrite.renewing import (
     constructs,
     run_again,
     run_again_for_next_round,
 )
-from gradsan.source.tree import SourceFile
+from gradsan.source.tree import SourceFile, indentation_of
 
 
 def _updates(diagnosis: Diagnosis) -> tuple[Label, ...]:
@@ -54,7 +54,7 @@ _REBUILT_CAUSES = blocks.STEPPED | {"graph_built_once", "same_loss_twice", block
 
 
 def rebuild_in_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """Compute the values that the loop reads within it: moved there, or without a cache."""
+    """Compute the values that the loop reads within it: moved there, as a property, or without a cache."""
     used = blocks.first(diagnosis, "used")
     if used is None or diagnosis.cause not in _REBUILT_CAUSES:
         return ()
@@ -64,7 +64,7 @@ def rebuild_in_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         return ()
     found: list[Fix] = []
     for made in blocks.labels(diagnosis, "bridge", "created" if silent is not None else "saved"):
-        for fix in (*_moved(made, used), _into_function(made, used), _without_cache(made)):
+        for fix in (*_moved(made, used), _into_function(made, used), _as_property(made), _without_cache(made)):
             if fix is not None and fix not in found:
                 found.append(fix if silent is None else replace(fix, kind=silent.kind))
     return tuple(found)
@@ -173,6 +173,82 @@ def _bound(node: ast.stmt) -> set[str]:
     if isinstance(method, ast.Attribute) and isinstance(method.value, ast.Name):
         return {method.value.id}
     return blocks.names_bound(node) if isinstance(node, ast.Assign) else set()
+
+
+_MOST_STORED = 3
+
+
+def _as_property(made: Label) -> Fix | None:
+    """``self.x = …`` of a method as a property that computes it at every access.
+
+    Arguments that the method stores unchanged (``self.net = net``) are read from the attribute; other local names are
+    stored beside them, in the place of the value.
+    """
+    for place in blocks.placements(made):
+        source, node = place.source, place.statement
+        function = source.function(node)
+        target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+        if not isinstance(function, ast.FunctionDef) or source.owner_class(node) is None:
+            continue
+        if not isinstance(node, ast.Assign) or not isinstance(target, ast.Attribute):
+            continue
+        own = target.value.id if isinstance(target.value, ast.Name) else ""
+        if not function.args.args or own != function.args.args[0].arg or node not in function.body:
+            continue
+        stored = {
+            one.id for one in local_nodes(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+        }
+        given = {one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)} - {own}
+        kept = _kept_arguments(source, function, own, given - stored)
+        missing = sorted(names_read([node.value]) & ((stored | given) - set(kept)))
+        known = {one.attr for one in source.nodes if isinstance(one, ast.Attribute)}
+        if known & set(missing) or len(missing) > _MOST_STORED or not is_whole_lines(source, node):
+            return None
+        if (len(place.block) < 2 and not missing) or _is_bound_elsewhere(source, target):
+            return None
+        kept |= {one: f"{own}.{one}" for one in missing}
+        reads = (one for one in ast.walk(node.value) if isinstance(one, ast.Name) and one.id in kept)
+        value = text_with(source, source.span(node.value), [Edit(source.span(one), kept[one.id]) for one in reads])
+        stores = f"{', '.join(kept[one] for one in missing)} = {', '.join(missing)}" if missing else ""
+        return _property(source, function, node, value, target, stores)
+    return None
+
+
+def _kept_arguments(source: SourceFile, function: ast.FunctionDef, own: str, given: set[str]) -> dict[str, str]:
+    """The attributes in which the function stores its arguments unchanged, by argument name."""
+    found: dict[str, str] = {}
+    for node in function.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Name) or node.value.id not in given:
+            continue
+        is_own = isinstance(target, ast.Attribute) and ast.unparse(target.value) == own
+        if isinstance(target, ast.Attribute) and is_own and not _is_bound_elsewhere(source, target):
+            found[node.value.id] = ast.unparse(target)
+    return found
+
+
+def _property(
+    source: SourceFile, function: ast.FunctionDef, node: ast.Assign, value: str, target: ast.Attribute, stores: str
+) -> Fix:
+    indent, unit, name = source.indent(function), indentation_of(source), target.attr
+    text = f"\n{indent}@property\n{indent}def {name}({ast.unparse(target.value)}):\n{indent}{unit}return {value}"
+    changes = blocks.removed(source, node)
+    if stores:
+        changes[source.span(node).line] = f"{source.indent(node)}{stores}"
+    end = source.span(function).end_line
+    standing = changes.get(end, source.lines[end - 1])
+    changes[end] = f"{standing}\n{text}" if standing else text
+    return blocks.fix("recompute_forward", blocks.lines_changed(source, changes), "as_property", name=name)
+
+
+def _is_bound_elsewhere(source: SourceFile, target: ast.Attribute) -> bool:
+    return any(
+        isinstance(one, ast.Attribute)
+        and one.attr == target.attr
+        and isinstance(one.ctx, ast.Store)
+        and one is not target
+        for one in source.nodes
+    )
 
 
 def _without_cache(made: Label) -> Fix | None:

@@ -1,4 +1,4 @@
-"""NaN and Inf: batches skipped, rows of data dropped, an optimizer's eps, and options against divergence.
+"""NaN and Inf: batches skipped, rows of data dropped, and an optimizer's eps.
 
 Changes of the operation itself are in the diagnosis already (``source/rewrite/finite.py``).
 """
@@ -10,14 +10,12 @@ from collections.abc import Iterator
 
 from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
-from gradsan.source.change import Change, Edit, changed_lines, edited, insert_before, is_number
+from gradsan.source.change import Change, Edit, changed_lines, edited
 from gradsan.source.identifiers import leaf_name
-from gradsan.source.locate import Statement, expression_at, statement_at
+from gradsan.source.locate import Statement, statement_at
 from gradsan.source.rewrite.applied import torch_name
 from gradsan.source.rewrite.reductions import nothing_to_average
 from gradsan.source.tree import SourceFile, indentation_of
-
-_LOWER = 10
 
 
 def leave_out_empty(diagnosis: Diagnosis) -> tuple[Fix, ...]:
@@ -60,58 +58,19 @@ def positive_eps(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     origin = _origin(diagnosis, "eps_zero")
     if origin is None:
         return ()
-    lines = blocks.lines_in_files(diagnosis, lambda source: _with_eps(source, _optimizer_class(origin)))
+    lines = blocks.lines_in_files(diagnosis, lambda source: _with_eps(source, (origin.op or "").partition(".")[0]))
     return (blocks.fix("positive_eps", lines),) if lines else ()
 
 
 def _with_eps(source: SourceFile, name: str) -> Change | None:
     edits = [
         Edit(source.span(keyword.value), "1e-8")
-        for call in _constructors(source, name)
+        for call in source.nodes
+        if isinstance(call, ast.Call) and leaf_name(call.func) == name
         for keyword in call.keywords
         if keyword.arg == "eps" and isinstance(keyword.value, ast.Constant) and keyword.value.value == 0
     ]
     return edited(source, edits, "positive_eps")
-
-
-def steadier(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """For a diverging training: clipped gradients, and a tenth of the learning rate. Options that no run can verify."""
-    origin = _origin(diagnosis, "diverged")
-    if origin is None:
-        return ()
-    found: list[Fix] = []
-    step = expression_at(origin.frame)
-    call = None if step is None else step.node
-    if step is not None and isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and not call.args:
-        owner = step.source.text(call.func.value)
-        parameters = f'[p for group in {owner}.param_groups for p in group["params"]]'
-        text = f"{torch_name(step.source)}.nn.utils.clip_grad_norm_({parameters}, 1.0)"
-        found += _lines(
-            "clip_gradients", step.source, insert_before(step.source, step.statement, text, "clip_gradients")
-        )
-    name = _optimizer_class(origin)
-    lines = blocks.lines_in_files(diagnosis, lambda source: _with_lower_rate(source, name))
-    return (*found, blocks.fix("lower_rate", lines)) if lines else tuple(found)
-
-
-def _with_lower_rate(source: SourceFile, name: str) -> Change | None:
-    edits: list[Edit] = []
-    for call in _constructors(source, name):
-        given = [keyword.value for keyword in call.keywords if keyword.arg == "lr"] or call.args[1:2]
-        for value in given:
-            if is_number(value):
-                edits.append(Edit(source.span(value), f"{float(ast.literal_eval(value)) / _LOWER:g}"))
-    return edited(source, edits, "lower_rate")
-
-
-def _constructors(source: SourceFile, name: str) -> Iterator[ast.Call]:
-    for node in source.nodes:
-        if isinstance(node, ast.Call) and leaf_name(node.func) == name:
-            yield node
-
-
-def _optimizer_class(origin: Label) -> str:
-    return (origin.op or "").partition(".")[0]
 
 
 def _origin(diagnosis: Diagnosis, reason: str) -> Label | None:

@@ -96,10 +96,6 @@ class _Watch:
     def stop(self) -> None:
         self.session.stop()
 
-    def saved(self) -> str:
-        """The sums of the tensors that the program saved."""
-        return " ".join(self.recorder.saved)
-
     def look_at_end(self, main: ModuleType) -> None:
         """Look at the program's variables at its end."""
         self.recorder.look_at_end(main)
@@ -144,10 +140,6 @@ class _Measure:
 
     def stop(self) -> None:
         self.meter.stop()
-
-    def saved(self) -> str:
-        """Nothing: only costs are counted."""
-        return ""
 
     def look_at_end(self, main: ModuleType) -> None:
         """Do nothing: costs were counted as they arose."""
@@ -210,7 +202,7 @@ def run_request(request: Request) -> tuple[int, bool]:
         "seconds": seconds,
         "runs_alone": request.lets_through or _runs_alone(),
         "changed_files": files.changed,
-        "texts": {**files.texts, "torch.save": watch.saved()},
+        "texts": files.texts,
         "read_files": own_files([path and os.path.realpath(path), *files.read, *imported_files()]),
     }
     Path(request.result).write_bytes(pickle.dumps(answer))

@@ -87,8 +87,7 @@ class Recorder:
         self._lasting: list[Space] = []
         self._added_to: list[tuple[str, Any]] = []
         self._overwritten: set[str] = set()
-        self.saved: list[str] = []
-        """The sums of the tensors that ``torch.save`` was given."""
+        self._saved: list[str] = []
 
     def start(self) -> None:
         """Start observing optimizers and random draws."""
@@ -123,6 +122,7 @@ class Recorder:
             frozenset(self._overwritten),
             0 if self._calls is None else self._calls.count,
             0 if self._calls is None else self._calls.rounds,
+            " ".join(self._saved),
         )
 
     def _saving(self, save: Callable[..., None]) -> Callable[..., None]:
@@ -130,7 +130,7 @@ class Recorder:
         def saving(value: Any, *args: Any, **kwargs: Any) -> None:
             with unwatched():
                 values = map(value_of, _torch.tensors_in(value, most=_SAVED))
-                self.saved += [f"{sum(array('d', one.sums)):.6e}" for one in values if one is not None]
+                self._saved += [f"{sum(array('d', one.sums)):.6e}" for one in values if one is not None]
             save(value, *args, **kwargs)
 
         return saving

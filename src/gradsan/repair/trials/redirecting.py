@@ -14,6 +14,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from gradsan._imports import call_after_import
@@ -45,7 +46,7 @@ _PATHS_OF = {
 _STARTS = {"subprocess.Popen": (0, 1), "os.system": (0, 0), "os.exec": (0, 1), "os.posix_spawn": (0, 1)}
 _HEARD = frozenset({"open", *_PATHS_OF, *_STARTS})
 _OWN_OF_MULTIPROCESSING = ("resource_tracker", "semaphore_tracker")
-_MOST_READ = 10_000
+_MOST_READ, _LARGEST_READ = 10_000, 1 << 22
 Uncovered = tuple[str, str]
 """An effect of a trial outside of the scratch layer: ``writes`` or ``starts``, and the file or the command."""
 
@@ -106,9 +107,12 @@ class Redirecting:
 
     @property
     def texts(self) -> dict[str, str]:
-        """The contents of the text files that the program wrote."""
+        """The contents of the text files that the program wrote, by their paths."""
         with self:
-            return self._scratch.texts()
+            there = {path: Path(self._scratch.there(path)) for path in self._scratch.written}
+            small = {path: one for path, one in there.items() if one.is_file() and one.stat().st_size <= _LARGEST_READ}
+            found = {path: one.read_bytes() for path, one in small.items()}
+        return {path: text.decode("utf-8", "replace") for path, text in found.items() if b"\0" not in text}
 
     @property
     def read(self) -> tuple[str, ...]:

@@ -25,7 +25,6 @@ _NAMED_CACHES = (
 _MOST_LINKS = 40
 LARGEST_COPY = 1 << 31
 """Largest size in bytes of a file that is copied for a write to a part of it."""
-_LARGEST_READ = 1 << 22
 
 
 class TooLargeError(Exception):
@@ -75,17 +74,6 @@ class Scratch:
     def is_used(self) -> bool:
         """Whether something was written or removed."""
         return self._used[0] != 0
-
-    def texts(self) -> dict[str, str]:
-        """The texts that the program wrote to files, by their paths."""
-        found: dict[str, str] = {}
-        for path in sorted(self.written):
-            there = self.there(path)
-            if os.path.isfile(there) and os.path.getsize(there) <= _LARGEST_READ:
-                content = Path(there).read_bytes()
-                if b"\0" not in content:
-                    found[path] = content.decode("utf-8", "replace")
-        return found
 
     @property
     def directory(self) -> str:

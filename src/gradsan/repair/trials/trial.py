@@ -130,7 +130,7 @@ class Recording:
     ``state.py``). ``was_ended`` says that it was stopped before its end. ``dtype`` is the coarsest of its gradients.
     ``overwritten`` are the variables that hold a gradient by reference which a later backward then wrote into.
     ``repeated`` counts the module calls that repeat one of the same round, ``called`` the rounds with calls, where a
-    request asks for it.
+    request asks for it. ``saved`` are the sums of the tensors that ``torch.save`` was given.
     """
 
     steps: tuple[Gradients, ...] = ()
@@ -149,6 +149,7 @@ class Recording:
     overwritten: frozenset[str] = frozenset()
     repeated: int = 0
     called: int = 0
+    saved: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +169,8 @@ class Trial:
     in which the exception that ended it was raised; where it left by ``sys.exit``, that and ``failed_by`` are of the
     exception that it was handling. ``runs_alone`` says that it uses something that exists once: a device's memory, a
     port of the network, a file outside of the scratch layer. ``changed_files`` are those that it wrote or removed, in
-    the scratch layer only, ``read_files`` those that it read. ``texts`` are the contents of text files that it wrote,
-    and the sums of saved tensors. ``uncovered`` is the effect for which it was stopped because no layer covers it:
+    the scratch layer only, ``read_files`` those that it read. ``texts`` are the contents of text files that it wrote.
+    ``uncovered`` is the effect for which it was stopped because no layer covers it:
     ``writes`` or ``starts``, the file or the command, and the line of the user's code. ``written`` are, for each
     diagnosis, the functions and lines that wrote, or that made the value connected to a freed graph: they identify a
     fault where lines have moved. ``compiled`` is set by a run that was asked for it.
@@ -193,6 +194,12 @@ class Trial:
     read_files: tuple[str, ...] = ()
     uncovered: tuple[str, str, tuple[str, int] | None] | None = None
     compiled: Compiled | None = None
+
+    @property
+    def all_texts(self) -> dict[str, str]:
+        """What it wrote, saved and printed, by the file's name or by what it is."""
+        texts = {Path(file).name: text for file, text in self.texts.items()}
+        return {**texts, "torch.save": self.recording.saved, "printed numbers": self.printed}
 
     @property
     def timed_out(self) -> bool:

@@ -120,7 +120,10 @@ def nothing_to_average(frame: Frame) -> str | None:
         operand = one.operands[0]
         if any(isinstance(n, ast.Call) for n in ast.walk(operand)):
             return None
-        return f"{source.text(operand)}.numel() == 0" if one.op in ("mean", "median") else _too_few(source, one)
+        if one.op in ("mean", "median"):
+            return f"{source.text(operand)}.numel() == 0"
+        # A deviation divides by the number of its elements less one.
+        return None if one.arguments or one.keywords else f"{receiver(source, operand)}.numel() < 2"
     made, kind = _loss(source, call, one)
     if kind is None or len(call.args) < 2:
         return None
@@ -128,19 +131,6 @@ def nothing_to_average(frame: Frame) -> str | None:
         ignored = next((source.text(key.value) for key in made.keywords if key.arg == "ignore_index"), "-100")
         return f"({source.text(call.args[1])} == {ignored}).all()"
     return f"{receiver(source, call.args[0])}.numel() == 0"
-
-
-def _too_few(source: SourceFile, one: Applied) -> str | None:
-    """The condition under which a deviation divides by the number of its elements less one, and that is 0 or less."""
-    tensor = receiver(source, one.operands[0])
-    if not (one.arguments or one.keywords):
-        return f"{tensor}.numel() < 2"
-    dims = [key.value for key in one.keywords if key.arg == "dim"] or one.arguments[:1]
-    others = {key.arg for key in one.keywords} - {"dim", "keepdim"}
-    flags = [arg for arg in one.arguments if isinstance(arg, ast.Constant) and isinstance(arg.value, bool)]
-    if others or flags or len(dims) != 1 or isinstance(dims[0], ast.Tuple | ast.List):
-        return None
-    return f"{tensor}.shape[{source.text(dims[0])}] < 2"
 
 
 def finite_mask(frame: Frame, dtype: str) -> Change | None:

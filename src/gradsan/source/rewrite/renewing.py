@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from gradsan.heuristics import class_names
 from gradsan.model import Frame, Lines
-from gradsan.source.change import Change, Edit, insert_before, text_with
+from gradsan.source.change import Change, insert_before
 from gradsan.source.flow import reaching
 from gradsan.source.identifiers import bindings_of, chain_key, leaf_name
 from gradsan.source.locate import statement_at
@@ -45,21 +45,24 @@ def run_again(
             continue
         again = _slice(source, block[first:last], block[last + 1 : backward + 1], only_from)
         drawn = [] if only_from is None else _draws_of(again)
-        if not again or _draws(again, saved or (), set(drawn)):
+        if not again or _draws(again, saved or (), {call for _, call in drawn}):
             continue
-        # What a call is given by chance is drawn before it, once for both.
-        names = {call: fresh_name(source, f"drawn{number or ''}") for number, call in enumerate(drawn)}
-        edits = [Edit(source.span(call), name) for call, name in names.items()]
-        copies = [_text_with(source, node, edits) for node in again]
-        changes: dict[int, str] = {}
-        for node, text in zip(again, copies, strict=True):
-            span, mine = source.span(node), [call for call in drawn if call in set(ast.walk(node))]
-            if mine:
-                changes.update(dict.fromkeys(range(span.line, span.end_line + 1), ""))
-                before = [f"{source.indent(span)}{names[call]} = {source.text(call)}" for call in mine]
-                changes[span.line] = "\n".join([*before, text])
+        rows = {node: source.lines[(at := source.span(node)).line - 1 : at.end_line] for node in again}
+        copies = {node: "\n".join(own) for node, own in rows.items()}
+        changes = dict[int, str]()
+        for number, (node, call) in enumerate(drawn):
+            # What a call is given by chance is drawn before it, once for both.
+            raw, name, at = (
+                source.slice(source.span(call)),
+                fresh_name(source, f"drawn{number or ''}"),
+                source.span(node),
+            )
+            before = changes.get(at.line, copies[node]).removesuffix(copies[node])
+            copies[node] = copies[node].replace(raw, name, 1)
+            changes.update(dict.fromkeys(range(at.line, at.end_line + 1), ""))
+            changes[at.line] = f"{before}{source.indent(at)}{name} = {raw}\n{copies[node]}"
         end = source.span(block[last]).end_line
-        changes[end] = "\n".join([source.lines[end - 1], *copies])
+        changes[end] = "\n".join([source.lines[end - 1], *copies.values()])
         lines = tuple((source.file, line, text) for line, text in sorted(changes.items()))
         if lines not in found:
             found.append(lines)
@@ -88,24 +91,18 @@ _DRAWING = frozenset(
 )
 
 
-def _draws_of(again: list[ast.stmt]) -> list[ast.Call]:
-    """The calls of ``torch.randn`` and its like that are an argument of another call of their statement."""
-    values = [one.value for one in again if isinstance(one, ast.Assign)]
-    if any(isinstance(part, _LATER) for value in values for part in ast.walk(value)):
+def _draws_of(again: list[ast.stmt]) -> list[tuple[ast.stmt, ast.Call]]:
+    """The calls of ``torch.randn`` and its like that are an argument of another call, with their statements."""
+    values = [(one, part) for one in again if isinstance(one, ast.Assign) for part in ast.walk(one.value)]
+    if any(isinstance(part, _LATER) for _, part in values):
         return []
-    calls = [part for value in values for part in ast.walk(value) if isinstance(part, ast.Call) and part is not value]
-    return [one for one in calls if leaf_name(one.func) in ("rand", "randn", "randint", "rand_like", "randn_like")]
+    calls = [(one, part) for one, part in values if isinstance(part, ast.Call) and part is not one.value]
+    return [(one, call) for one, call in calls if leaf_name(call.func) in _FACTORIES]
 
 
 _LATER = (ast.Lambda, ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp, ast.IfExp, ast.BoolOp)
 """Expressions of which a part may be evaluated later, often, or not at all."""
-
-
-def _text_with(source: SourceFile, node: ast.stmt, edits: Sequence[Edit]) -> str:
-    """The whole lines of a statement, with those of ``edits`` that lie within it."""
-    span = source.span(node)
-    text = text_with(source, span, [one for one in edits if span.contains(one.span)])
-    return source.lines[span.line - 1][: span.column - 1] + text
+_FACTORIES = frozenset({"rand", "randn", "randint", "rand_like", "randn_like"})
 
 
 def _draws(again: list[ast.stmt], saved: Sequence[Frame], but: set[ast.Call]) -> bool:
