@@ -33,18 +33,13 @@ def joined(fix: Fix, others: Iterable[Fix]) -> Fix | None:
     """The fix with the lines of the one of its kind among ``others``; None without one, or where they clash."""
     other = next((one for one in others if one.summary.key == fix.summary.key and one.lines), None)
     lines = {(file, line): text for file, line, text in fix.lines}
-    if (
-        other is None
-        or not lines
-        or any(lines.setdefault((file, line), text) != text for file, line, text in other.lines)
-    ):
+    if other is None or not lines or any(lines.setdefault(one[:2], one[2]) != one[2] for one in other.lines):
         return None
     mine, theirs = (one.summary.values.get("name") for one in (fix, other))
     named = isinstance(mine, str) and isinstance(theirs, str) and theirs not in mine.split(", ")
     values = {**fix.summary.values, "name": f"{mine}, {theirs}"} if named else fix.summary.values
-    return replace(
-        fix, summary=replace(fix.summary, values=values), lines=tuple((*place, text) for place, text in lines.items())
-    )
+    whole = tuple((*place, text) for place, text in lines.items())
+    return replace(fix, summary=replace(fix.summary, values=values), lines=whole)
 
 
 def _places(diagnosis: Diagnosis) -> set[tuple[str, int]]:

@@ -149,8 +149,7 @@ def _further(order: list[Any], by: PastBackward, known: Any) -> list[tuple[Any, 
     """The results of Nodes other than ``known`` by which the new graph depends on freed ones."""
     edges = (edge for node in _younger(order, by) for edge in node.next_functions if edge[0] not in (None, known))
     older = dict.fromkeys(edge for edge in edges if (_torch.node_sequence(edge[0]) or by.sequence) < by.sequence)
-    found = (edge for edge in older if any(map(_torch.was_freed, walk.engine_order([edge[0]]))))
-    return list(itertools.islice(found, _MOST_FURTHER))
+    return [edge for edge in older if any(map(_torch.was_freed, walk.engine_order([edge[0]])))][:_MOST_FURTHER]
 
 
 def _leaves(nodes: list[Any]) -> set[Any]:

@@ -262,10 +262,8 @@ def _in_module(at: _Step, wanted: Callable[[Any], bool], queue: deque[_Step]) ->
             if _matches(tensor, wanted):
                 path = f"{at.path}.{_torch.name_in_module(name)}"
                 owner, holder = path.rpartition(".")[0], module.get_submodule(name.rpartition(".")[0])
-                # A buffer is an attribute that the program may bind anew.
-                kept = Found(path, tensor, "module", at.depth, at.scope)
                 around = (*at.around, (owner, holder))
-                yield kept if tensor.is_leaf else kept._replace(within=owner, container="object", around=around)
+                yield Found(path, tensor, "module", at.depth, at.scope, False, owner, "object", around)
     for name, inner in module.named_modules():
         prefix = f"{at.path}.{_torch.name_in_module(name)}".rstrip(".")
         place = (at.scope, prefix, "object", (*at.around, (prefix, inner)))

@@ -172,7 +172,7 @@ def _added(source: SourceFile, value: ast.expr, part: str, is_module: bool) -> E
 
 
 def schedule_anew(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """The scheduler given the optimizer that steps, where that is made earlier."""
+    """The scheduler created again after the optimizer that steps, or passed that one if it is made earlier."""
     advice, made = blocks.advice(diagnosis, "schedule_anew"), blocks.first(diagnosis, "created")
     notes = {one.message.key: one for one in blocks.labels(diagnosis, "note")}
     other = notes.get("label.other_optimizer")
@@ -186,9 +186,20 @@ def schedule_anew(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     given = next(iter(call.args), None) if isinstance(call, ast.Call) else None
     if given is None or not is_whole_lines(source, scheduling) or not is_whole_lines(source, optimizing):
         return ()
-    if optimizing.lineno > scheduling.lineno:
-        return ()
-    lines = changed_lines(source.file, edited(source, [Edit(source.span(given), name)], "schedule_anew"))
+    span, argument = source.span(scheduling), source.span(given)
+    if optimizing.lineno < scheduling.lineno:
+        change = edited(source, [Edit(argument, name)], "schedule_anew")
+        lines = changed_lines(source.file, change)
+    else:
+        own = source.function(scheduling)
+        if own is not None and own is not source.function(optimizing):
+            return ()
+        before = source.slice(Span(span.line, span.column, argument.line, argument.column))
+        after = source.slice(Span(argument.end_line, argument.end_column, span.end_line, span.end_column))
+        at = source.span(optimizing)
+        indent = source.indent(at)
+        text = f"{source.lines[at.end_line - 1]}\n{indent}{before}{name}{after}"
+        lines = ((source.file, at.end_line, text),)
     return (blocks.fix("schedule_anew", lines, "schedule_anew", **dict(advice.summary.values)),) if lines else ()
 
 
