@@ -21,7 +21,7 @@ from gradsan.model import Bridge, Conflict, Name, Save, Site
 from gradsan.record.ledger import call_that_made
 from gradsan.record.log import Log, RawStack
 from gradsan.record.stacks import definition_site, symbolise
-from gradsan.record.steps import BackwardRecord
+from gradsan.record.steps import BackwardRecord, StepLog
 
 CONTEXT, UNMARKED = "context_attribute", "missing_mark_dirty"
 
@@ -64,7 +64,7 @@ class Unmarked:
 
 def of_kept(
     core: Log,
-    steps: Any,
+    steps: StepLog,
     backward: BackwardRecord,
     node: Any,
     kept: Kept,
@@ -98,7 +98,7 @@ def of_kept(
     )
 
 
-def of_unmarked(core: Log, steps: Any, backward: BackwardRecord, unmarked: Unmarked, use: Any) -> Conflict:
+def of_unmarked(core: Log, steps: StepLog, backward: BackwardRecord, unmarked: Unmarked, use: Any) -> Conflict:
     """Return the conflict of an input that a Function has overwritten and the Node ``use`` took afterwards.
 
     ``save`` is the later use, ``alias_site`` the call of the Function, ``slot`` the name of the input in forward.

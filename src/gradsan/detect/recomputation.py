@@ -24,6 +24,7 @@ from gradsan.originals.originals import fits_its_memory
 from gradsan.record.log import Log, RawStack
 from gradsan.record.patches import Patches
 from gradsan.record.stacks import definition_site, symbolise
+from gradsan.record.steps import StepLog
 
 WAY = "checkpoint_closure"
 _SHOWN_OF_ONE_CALL = 8
@@ -100,7 +101,7 @@ def compare(notes: Notes, call: Call, function: Any, arguments: Mapping[str, Any
     return found
 
 
-def conflict_of(core: Log, steps: Any, call: Call, change: Change | None, *, same: bool | None) -> Conflict:
+def conflict_of(core: Log, steps: StepLog, call: Call, change: Change | None, *, same: bool | None) -> Conflict:
     """Return the conflict of one change; of None: the recomputation gave other values for an unknown reason.
 
     ``same`` is the result of the fingerprints, None where values were not compared. Then it is not

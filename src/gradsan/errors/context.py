@@ -14,10 +14,11 @@ from gradsan import _torch
 from gradsan.graph import naming
 from gradsan.graph.variables import is_loop_variable
 from gradsan.model import Clue, Site
+from gradsan.record.backwards import BackwardLog
 from gradsan.record.ledger import RawWrite, call_that_made
 from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import BackwardRecord
+from gradsan.record.steps import BackwardRecord, StepLog
 
 _WRITES_SHOWN = 3
 
@@ -33,8 +34,8 @@ class Context:
     """
 
     core: Log
-    steps: Any
-    backwards: Any
+    steps: StepLog
+    backwards: BackwardLog | None
     error: BaseException
     row: str
     values: dict[str, str]

@@ -34,9 +34,10 @@ from gradsan.errors import (
 )
 from gradsan.errors.context import Context
 from gradsan.model import Clue, Failure, Frame, Site
+from gradsan.record.backwards import BackwardLog
 from gradsan.record.log import Log
 from gradsan.record.stacks import is_own_file, is_user_file, of_traceback, symbolise
-from gradsan.record.steps import BackwardRecord
+from gradsan.record.steps import BackwardRecord, StepLog
 
 _TOPICS: tuple[tuple[Callable[[Context], Iterable[Clue]], Collection[str]], ...] = (
     (refused_writes.gather_written, (*refused_writes.OPERAND, *refused_writes.WRITTEN_ONLY)),
@@ -96,10 +97,10 @@ _TRACED = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 def of_exception(
     core: Log,
-    steps: Any,
+    steps: StepLog,
     error: BaseException,
     *,
-    backwards: Any = None,
+    backwards: BackwardLog | None = None,
     backward: BackwardRecord | None = None,
     inputs: tuple[Any, ...] = (),
 ) -> Failure | None:

@@ -180,10 +180,10 @@ def _cached(node: Any, frame: FrameType | None) -> str | None:
 
 def _borrowed(context: Context, by: PastBackward) -> list[Clue]:
     """Return the tensors that one of the two losses borrows: the later one, else the one whose backward freed."""
-    core, backward = context.core, context.backward
-    if backward is None:
+    core, backward, backwards = context.core, context.backward, context.backwards
+    if backward is None or backwards is None:
         return []
-    found = borrowed.by_later_loss(core, context.steps, context.backwards, backward, by.clock, context.frame)
+    found = borrowed.by_later_loss(core, context.steps, backwards, backward, by.clock, context.frame)
     is_later = bool(found)
     if not found:
         roots = by.live_roots()

@@ -21,11 +21,11 @@ from gradsan.graph import naming, walk
 from gradsan.graph.naming import optimizers_alive
 from gradsan.graph.variables import search
 from gradsan.model import Bridge, Site
-from gradsan.record.backwards import PastBackward
+from gradsan.record.backwards import BackwardLog, PastBackward
 from gradsan.record.ledger import RawWrite
 from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import BackwardRecord
+from gradsan.record.steps import BackwardRecord, StepLog
 
 _MOVED, _OTHERS, _NOBODYS = 1, 2, 4
 _MOST = 8
@@ -33,7 +33,12 @@ _MOST_CALLS = 64
 
 
 def by_later_loss(
-    core: Log, steps: Any, backwards: Any, backward: BackwardRecord, since: int, frame: FrameType | None
+    core: Log,
+    steps: StepLog,
+    backwards: BackwardLog,
+    backward: BackwardRecord,
+    since: int,
+    frame: FrameType | None,
 ) -> tuple[Bridge, ...]:
     """The tensors that the loss of ``backward`` takes from networks whose optimizers have stepped after ``since``.
 
@@ -52,7 +57,7 @@ def by_later_loss(
 
 
 def by_earlier_loss(
-    core: Log, steps: Any, roots: Iterable[Any], since: int, backward: BackwardRecord, frame: FrameType | None
+    core: Log, steps: StepLog, roots: Iterable[Any], since: int, backward: BackwardRecord, frame: FrameType | None
 ) -> tuple[Bridge, ...]:
     """The same for an earlier loss (``roots``) whose own optimizer stepped after ``since``: what others train."""
     edges = _border(tuple(roots), _Leaves(_moved(steps, since, backward.clock)), _MOVED, _OTHERS | _NOBODYS)
@@ -63,7 +68,7 @@ def by_earlier_loss(
 
 
 def by_gone_loss(
-    core: Log, steps: Any, past: PastBackward, backward: BackwardRecord, frame: FrameType | None
+    core: Log, steps: StepLog, past: PastBackward, backward: BackwardRecord, frame: FrameType | None
 ) -> tuple[Bridge, ...]:
     """Return the same for an earlier loss that is gone, from the Nodes of the later graph that its backward has freed.
 
@@ -136,7 +141,7 @@ def _others_go(edges: list[walk.Crossing], backward: BackwardRecord, frame: Fram
     return bool(walk.lead_to([one.tensor.grad_fn for one in found], *(edge.younger for edge in edges)))
 
 
-def retained_for(backwards: Any, backward: BackwardRecord, since: int) -> Site | None:
+def retained_for(backwards: BackwardLog | None, backward: BackwardRecord, since: int) -> Site | None:
     """The one backward between ``since`` and ``backward`` that kept its graph; None where none or several did."""
     if backwards is None:
         return None
@@ -144,7 +149,7 @@ def retained_for(backwards: Any, backward: BackwardRecord, since: int) -> Site |
     return symbolise(kept[0].stack) if len(kept) == 1 else None
 
 
-def _moved(steps: Any, since: int, until: int) -> set[int]:
+def _moved(steps: StepLog, since: int, until: int) -> set[int]:
     """Return the storages that optimizers have stepped between two times of the clock."""
     return {one for record in steps.steps if since < record.clock < until for one in record.storages}
 

@@ -16,20 +16,21 @@ from gradsan.graph import naming, stale_slots, walk
 from gradsan.model import Bridge, Conflict, Frame, Passed, Region, Save, Site, TensorInfo, Use, Write
 from gradsan.overlap import overlap
 from gradsan.record import ledger
+from gradsan.record.backwards import BackwardLog
 from gradsan.record.log import Log, Stack
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import BackwardRecord
+from gradsan.record.steps import BackwardRecord, StepLog
 
 _MOST_LOOKED_AT, _MOST_OTHERS = 64, 8
 
 
 def of_failure(
     core: Log,
-    steps: Any,
+    steps: StepLog,
     backward: BackwardRecord,
     error: BaseException,
     frame: Any = None,
-    backwards: Any = None,
+    backwards: BackwardLog | None = None,
 ) -> Conflict | None:
     """Return the conflict behind PyTorch's version error; None where neither graph nor log has its tensor.
 
@@ -62,7 +63,12 @@ def of_failure(
 
 
 def _with_borrowed(
-    conflict: Conflict, core: Log, steps: Any, backward: BackwardRecord, backwards: Any, frame: FrameType
+    conflict: Conflict,
+    core: Log,
+    steps: StepLog,
+    backward: BackwardRecord,
+    backwards: BackwardLog | None,
+    frame: FrameType,
 ) -> Conflict:
     """Return the conflict with the tensors its loss borrows, if a step or a manual update has overwritten the value."""
     if backwards is None or not any(write.kind == "step" or write.is_parameter for write in conflict.writes):
@@ -87,7 +93,7 @@ def _is_beside(conflict: Conflict) -> bool:
 
 
 def _of_stale(
-    core: Log, steps: Any, backward: BackwardRecord, stale: stale_slots.Stale, frame: FrameType
+    core: Log, steps: StepLog, backward: BackwardRecord, stale: stale_slots.Stale, frame: FrameType
 ) -> Conflict | None:
     node, tensor = stale.node, stale.tensor
     if tensor is None:
@@ -130,7 +136,7 @@ def _leads_to(node: Any, storage: int) -> bool:
     return any(leaf is not None and _torch.storage_or_none(leaf) == storage for leaf in leaves)
 
 
-def under_hooks(core: Log, steps: Any, save: Any, alias: torch.Tensor) -> Conflict:
+def under_hooks(core: Log, steps: StepLog, save: Any, alias: torch.Tensor) -> Conflict:
     """Return the conflict that the program's own hooks hide: their saved tensor has changed, unchecked by PyTorch."""
     frame = sys._getframe(1)
     node = _torch.current_node()
@@ -168,7 +174,7 @@ def tensor_info(tensor: torch.Tensor, was_leaf: bool) -> TensorInfo:
 
 def save_of(
     core: Log,
-    steps: Any,
+    steps: StepLog,
     clock: int,
     stack: Stack,
     tensor: TensorInfo,
@@ -202,7 +208,7 @@ def use_of(core: Log, backward: BackwardRecord | None, version: int) -> Use:
     )
 
 
-def steps_before(steps: Any, clock: int, total: int) -> int:
+def steps_before(steps: StepLog, clock: int, total: int) -> int:
     """Return how many steps had ended at ``clock``; exact as long as the log of steps reaches back that far."""
     later = sum(1 for record in steps.steps if record.end is not None and record.end > clock)
     return max(0, total - later)

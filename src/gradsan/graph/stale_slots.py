@@ -25,6 +25,7 @@ from gradsan.graph import naming, walk
 from gradsan.model import Region, TensorInfo
 from gradsan.record import ledger
 from gradsan.record.log import Log, RawStack
+from gradsan.record.steps import StepLog
 
 _STALE = re.compile(
     r"one of the variables needed for gradient computation has been modified by an inplace operation: "
@@ -270,7 +271,7 @@ class Origin(NamedTuple):
     is_exact: bool
 
 
-def of_node(core: Log, steps: Any, node: Any, thread: int, stale: Stale, storage: int) -> Origin | None:
+def of_node(core: Log, steps: StepLog, node: Any, thread: int, stale: Stale, storage: int) -> Origin | None:
     """Return the call that made ``node``, which saved ``stale`` of ``storage``; ``thread`` is that of the backward."""
     number = _torch.node_sequence(node)
     if number is None:
@@ -302,7 +303,7 @@ def of_node(core: Log, steps: Any, node: Any, thread: int, stale: Stale, storage
     return before if not found else None
 
 
-def _is_engines(steps: Any, node: Any, number: int, device: Any) -> bool:
+def _is_engines(steps: StepLog, node: Any, number: int, device: Any) -> bool:
     """Whether a thread of the engine has made ``node``: its graph has a younger Node of a calling thread's.
 
     Within one thread a Node is younger than all Nodes below it.

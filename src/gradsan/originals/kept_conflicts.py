@@ -14,7 +14,7 @@ from gradsan.model import Conflict, Deviation, Site, Write
 from gradsan.originals.originals import Kept
 from gradsan.record import ledger
 from gradsan.record.log import Log
-from gradsan.record.steps import BackwardRecord
+from gradsan.record.steps import BackwardRecord, StepLog
 
 
 class PastCounter(NamedTuple):
@@ -30,7 +30,7 @@ class PastCounter(NamedTuple):
 
 def of_kept(
     core: Log,
-    steps: Any,
+    steps: StepLog,
     kept: Kept,
     *,
     counted: bool,

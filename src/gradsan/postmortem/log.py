@@ -159,6 +159,10 @@ class ScriptLog:
             if event.kind == "backward"
         ]
 
+    def before(self, clock: int) -> list[PastBackward]:
+        """The same: the script is read for one thread."""
+        return self.before_in_thread(clock)
+
     # ---- interface of this log alone
 
     def places_of(self, sequence: int) -> list[Place]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -56,6 +56,16 @@ class PastBackward:
         roots = [one.grad_fn for one in alive if one.grad_fn is not None]
         is_newer = any((_torch.node_sequence(one) or 0) >= self.begun_at for one in roots)
         return None if is_newer else roots
+
+
+class BackwardLog(Protocol):
+    """The backward calls of a run: of a recorder, or read off the program."""
+
+    def before_in_thread(self, clock: int) -> list[PastBackward]:
+        """The calls before the one that began at ``clock``, of the same thread, oldest first."""
+
+    def before(self, clock: int) -> list[PastBackward]:
+        """The calls that began before ``clock``, oldest first."""
 
 
 class Backwards:

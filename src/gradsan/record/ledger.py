@@ -11,7 +11,7 @@ from gradsan import _torch
 from gradsan.model import Region, Site, Write
 from gradsan.record.log import Log, Stack
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import StepRecord
+from gradsan.record.steps import StepLog, StepRecord
 
 
 class RawWrite(NamedTuple):
@@ -56,7 +56,7 @@ def site_that_made(core: Log, node: Any, thread: int) -> Site | None:
 
 
 def writes_since(
-    core: Log, steps: Any, storage: int, start: int, saved_version: int, now: int | None = None
+    core: Log, steps: StepLog, storage: int, start: int, saved_version: int, now: int | None = None
 ) -> tuple[Write, ...]:
     """Return every logged write to ``storage`` after the clock ``start``, in order.
 
@@ -89,7 +89,7 @@ def writes_since(
     return tuple(sorted(found, key=lambda write: write.clock))
 
 
-def uncounted_since(core: Log, steps: Any, storage: int, start: int, saved_at: Any) -> tuple[Write, ...]:
+def uncounted_since(core: Log, steps: StepLog, storage: int, start: int, saved_at: Any) -> tuple[Write, ...]:
     """Return every logged write and step of ``storage`` after the clock ``start``, whatever the counter says.
 
     For values that changed although their counter did not: ``.data`` has a counter of its own, fused optimizers
@@ -109,7 +109,7 @@ def uncounted_since(core: Log, steps: Any, storage: int, start: int, saved_at: A
     return tuple(sorted(found, key=lambda write: write.clock))
 
 
-def first_move(core: Log, steps: Any, storage: int, saved_version: int, version: int) -> int:
+def first_move(core: Log, steps: StepLog, storage: int, saved_version: int, version: int) -> int:
     """Return the clock of the first write or step that moved ``storage`` on from ``saved_version``; now, if none.
 
     Backwards through the logs, versions of one storage fall. Where they do not, another storage had its address.
@@ -136,7 +136,7 @@ def first_move(core: Log, steps: Any, storage: int, saved_version: int, version:
     return clock
 
 
-def version_since(core: Log, steps: Any, storage: int, version: int) -> int:
+def version_since(core: Log, steps: StepLog, storage: int, version: int) -> int:
     """Return the clock of the last write or step after which ``storage`` had at most ``version``; 0 if none."""
     clock: int = 0
     for entry in reversed(core.writes()):

@@ -10,10 +10,10 @@ import sys
 import threading
 import weakref
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -80,6 +80,19 @@ class BackwardRecord:
         """The sequence number of the youngest root."""
         numbers = [number for number in map(_torch.node_sequence, self.roots) if number is not None]
         return max(numbers, default=None)
+
+
+class StepLog(Protocol):
+    """The steps of a run, and the Nodes that the engine's threads made: of a recorder, or read off the program."""
+
+    made_by_engine: MadeByEngine
+
+    @property
+    def steps(self) -> Sequence[StepRecord]:
+        """The known steps, oldest first."""
+
+    def current_backward(self) -> BackwardRecord | None:
+        """The innermost backward that runs here; None where none does."""
 
 
 class Steps:
