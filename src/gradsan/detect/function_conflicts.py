@@ -157,6 +157,8 @@ def holds(attributes: dict[str, Any], tensor: torch.Tensor) -> bool:
 def _tensors_in(
     path: str, value: Any, codes: tuple[CodeType, ...] | None, depth: int = 0, is_inside: bool = False
 ) -> Iterator[tuple[str, Any]]:
+    while type(value).__name__ == "ndarray":  # over the memory of a tensor
+        value = value.base
     if _torch.is_tensor(value):
         yield path, value
     elif depth >= _DEEPEST:

@@ -33,6 +33,7 @@ from torch.optim.optimizer import Optimizer
 from gradsan import _torch
 from gradsan.detect.lost_updates import Graph
 from gradsan.detect.meaning.made import Making
+from gradsan.detect.meaning.terms.cut_terms import CutTerms
 from gradsan.graph import naming, walk
 from gradsan.graph.live import live_clues
 from gradsan.graph.variables import Found
@@ -61,6 +62,8 @@ class Life(Detector):
         self._awaited: list[list[Awaited]] = []
         self._looks = Counter[Any]()
         self._unfed: list[tuple[list[tuple[Any, int]], Failure]] = []
+        self._cut_off: list[tuple[list[tuple[Any, int]], Failure]] = []
+        self._left = run.get(CutTerms).left
         self._lost: weakref.WeakKeyDictionary[Optimizer, set[int]] = weakref.WeakKeyDictionary()
         """The ids of the reported parameters, by the optimizer, which keeps them alive."""
 
@@ -69,6 +72,7 @@ class Life(Detector):
             one.graph.let_go()
         self._awaited.clear()
         self._unfed.clear()
+        self._cut_off.clear()
         self._looks.clear()
 
     def settle(self) -> None:
@@ -78,6 +82,7 @@ class Life(Detector):
             unused = next((one for one in grown if not one.graph.was_used and not any(map(one.is_kept_by, used))), None)
             if unused is not None:
                 self._found(unused.failure)
+        self._unfed += self._cut_off
         self._look_at_unfed(is_last=True)
         self.forget()
 
@@ -117,6 +122,8 @@ class Life(Detector):
             where = Clue("read", symbolise(read.stack), name=read.expression)
             self._found(Failure("parameter_not_reached", "", "", site, (shown, where, clues[0]), raised=False))
         missing = [one for one in missing if id(one) not in past_graph]
+        cut_off = self._note_cut_off(optimizer, [] if is_all else missing, held, counts, frame)
+        missing = [one for one in missing if id(one) not in cut_off]
         if not missing:
             return
         named = _names(missing, frame)
@@ -131,6 +138,26 @@ class Life(Detector):
             self._unfed.append(([(_torch.weak_tensor(one), int(one._version)) for one in held], failure))
         else:
             self._found(failure)
+
+    def _note_cut_off(
+        self, optimizer: Optimizer, missing: list[Any], held: list[Any], counts: dict[str, int], frame: Any
+    ) -> set[int]:
+        """Await the parameters whose values were used, and left the graph there: a later backward may reach them."""
+        from gradsan.detect.meaning.evidence import cut_off
+
+        cut = {id(one): self._left[id(one)] for one in missing if id(one) in self._left}
+        cut = cut_off(cut, missing, lambda: _names(held, frame), len(held), self._made(optimizer)) if cut else cut
+        for how in dict.fromkeys(one.how for one in cut.values()):
+            own = [one for one in missing if id(one) in cut and cut[id(one)].how == how]
+            first = cut[id(own[0])]
+            clues = (
+                Clue("parameter", name=naming.name_of(own[0], frame), values={**_torch.facts_of(own[0]), **counts}),
+                Clue("read", symbolise(first.stack), op=first.op, values={"how": how}),
+                Clue("holder", name=type(optimizer).__name__),
+            )
+            failure = Failure("parameter_not_reached", "", "", symbolise(self._core.stack()), clues, raised=False)
+            self._cut_off.append(([(_torch.weak_tensor(one), int(one._version)) for one in own], failure))
+        return set(cut)
 
     @_torch.hushed()
     def _look_at_unfed(self, is_last: bool) -> None:
@@ -170,8 +197,10 @@ class Life(Detector):
             self._report_lost(optimizer, replaced, counts, site, [Clue("holder", site, name=type(optimizer).__name__)])
 
     def _replaced(self, optimizer: Optimizer, held: list[Any], missing: list[Any], frame: FrameType) -> list[Any]:
-        made = next((symbolise(one.stack).user_frame for it, one in self._making.optimizers() if it is optimizer), None)
-        return list(_replacements(held, missing, frame, made))
+        return list(_replacements(held, missing, frame, self._made(optimizer)))
+
+    def _made(self, optimizer: Optimizer) -> Frame | None:
+        return next((symbolise(one.stack).user_frame for it, one in self._making.optimizers() if it is optimizer), None)
 
     def _report_lost(
         self,

@@ -67,6 +67,8 @@ class Uncounted(Detector):
         self._read_up_to = 0
         self.youngest = 0  # a Node numbered from here on is younger than all writes and replacements so far
         self._sweep = Sweep()
+        self.on_replaced: Callable[[Any, Any, Any, Any], None] = lambda tensor, given, before, stack: None
+        """Called with a tensor that gets other memory, the value given, what it had before, and the stack."""
         self.on_given_again: Callable[[Any, Any], None] = lambda tensor, stack: None
         """Called with a tensor that gets the same memory again, and the stack; with None where ``.data`` is read."""
 
@@ -211,6 +213,7 @@ class Uncounted(Detector):
             if unseen(tensor) != before:
                 stack = core.stack(1)
                 guard(lambda: self._replace(tensor, stack))
+                guard(lambda: self.on_replaced(tensor, args[1], before, stack))
             elif self.replacement_of(tensor) is not None:
                 stack = core.stack(1)
                 guard(lambda: self.on_given_again(tensor, stack))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
+import itertools
 import linecache
 import os
 import re
@@ -70,6 +72,12 @@ def is_of_program(stack: RawStack) -> bool:
     """Whether the program's own code is at the top of a stack, and not a library's or gradsan's."""
     file = stack.codes[0].co_filename if stack.codes else ""
     return bool(file) and is_user_file(file) and not is_own_file(file)
+
+
+def is_called_by_program(stack: RawStack) -> bool:
+    """Whether the program's own code made the call at which gradsan has taken this stack of its own."""
+    files = itertools.takewhile(lambda file: not is_user_file(file), (code.co_filename for code in stack.codes))
+    return all(is_own_file(file) or file == contextlib.__file__ for file in files)
 
 
 def symbolise(stack: Stack) -> Site:

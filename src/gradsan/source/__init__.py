@@ -58,12 +58,15 @@ _NAMES = {
     "identifiers": "assigned_names consumed_names dropped_update",
     "kept": (
         "Addition added_to_optimizer additions are_later_rounds are_updated_alike assignments chooses_parameters "
-        "is_bound_by_choice is_computed_in_rounds is_filled_once is_target_in_rounds uses_in"
+        "is_bound_by_choice is_computed_in_rounds "
+        "is_filled_once is_target_in_rounds uses_in"
     ),
     "joined": "on_own_lines",
     "locate": "Expression Statement expression_at expressions_at is_argument statement_at",
     "modules": "DETACHED Shape inplace_layer_false state_given",
-    "reuse": ("argument_read_later collected_result copy_second_name is_made_in_round read_as_before second_name"),
+    "reuse": (
+        "SecondName argument_read_later collected_result copy_second_name is_made_in_round read_as_before second_name"
+    ),
     "rewrite.finite": "FiniteForm finite_forms",
     "rewrite.functions": (
         "bind_early copy_saved_early earlier_reads gradients_for_inputs kept_on_context mark_dirty "
@@ -93,8 +96,8 @@ _NAMES = {
     ),
     "tree": "is_cell source_line source_lines",
     "writing": (
-        "Made attribute_owner computes_with_result definition_of is_of_itself number_given reads_gradient "
-        "scaled_before writing_at"
+        "Made attribute_owner computes_with_result definition_of given_to_optimizer is_computed_with is_of_itself "
+        "number_given one_many_times reads_from reads_gradient scaled_before writing_at"
     ),
 }
 

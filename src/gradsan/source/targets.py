@@ -69,7 +69,13 @@ def target_and_operand(frame: Frame, op: str) -> tuple[str, str] | None:
 
 def _update_at(frame: Frame, op: str) -> tuple[ast.expr | None, str, Callable[[ast.AST], str]]:
     """The operand of the write at ``frame``, the written name, and what gives the text of expressions there."""
-    found = target_at(frame, op)
+    found, statement = target_at(frame, op), statement_at(frame)
+    if op == "data =" and statement is not None and isinstance(statement.node, ast.Assign):
+        return (
+            statement.node.value,
+            _ALIAS.sub("", statement.source.text(statement.node.targets[0])),
+            statement.source.text,
+        )
     if found is None:
         return None, "", ast.unparse
     node, read = found[0].node, found[0].source.text
@@ -78,7 +84,8 @@ def _update_at(frame: Frame, op: str) -> tuple[ast.expr | None, str, Callable[[a
 
 
 def mixed_operand(frame: Frame, op: str) -> tuple[str, str] | None:
-    """``mean`` and ``w`` of ``mean.mul_(d).add_((1 - d) * w.data)``, ``mean.copy_(d * mean + (1 - d) * w)``.
+    """``mean`` and ``w`` of ``mean.mul_(d).add_((1 - d) * w.data)``, ``mean.copy_(d * mean + (1 - d) * w)``, or
+    of ``mean.data = d * mean.data + (1 - d) * w.data``.
 
     None where the tensor cannot be told from the factors: ``d`` is one for ``1 - d``, ``w.data`` is none.
     """
@@ -92,7 +99,7 @@ def mixed_operand(frame: Frame, op: str) -> tuple[str, str] | None:
     factors = {read(part) for one in rests for part in _parts_of(one)}
     others = {_ALIAS.sub("", one) for one in chains if one not in factors or _ALIAS.search(one)} - {own}
     is_own = own in {_ALIAS.sub("", one) for one in chains}
-    return (own, others.pop()) if len(others) == 1 and is_own == (op == "copy_") else None
+    return (own, others.pop()) if len(others) == 1 and is_own == (op in ("copy_", "data =")) else None
 
 
 def own_difference(frame: Frame, op: str) -> tuple[str, str] | None:

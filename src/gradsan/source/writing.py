@@ -13,12 +13,15 @@ from gradsan.source.flow import reaching
 from gradsan.source.identifiers import (
     assigned_names,
     bindings_of,
+    chain_key,
     consumed_names,
     leaf_name,
     local_nodes,
 )
+from gradsan.source.kept import assignments
 from gradsan.source.locate import Expression, expression_at, expressions_at, statement_at
 from gradsan.source.methods import augmented_names, is_inplace_name
+from gradsan.source.rounds import walked_over
 from gradsan.source.targets import target_at, written_target
 from gradsan.source.tree import SourceFile, Span, header_nodes
 
@@ -319,3 +322,61 @@ def scaled_before(frame: Frame) -> Scaled | None:
     earlier = [node for node in nodes if node.lineno < call.lineno]
     last = max(earlier, key=lambda node: node.lineno, default=None)
     return None if last is None else Scaled(name, _SCALES[type(last.op)], last.lineno)
+
+
+def one_many_times(frame: Frame, written: str) -> Frame | None:
+    """The statement that has made the list of the written element by ``[tensor] * n``."""
+    key, bracket, _ = written.partition("[")
+    key = key if bracket else walked_over(frame, written)[0]
+    for part, place in assignments(frame, key) if key != written else ():
+        found = statement_at(place)
+        value = None if found is None or part != key else getattr(found.node, "value", None)
+        if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult):
+            return place if any(isinstance(one, ast.List) for one in (value.left, value.right)) else None
+    return None
+
+
+def is_computed_with(frame: Frame) -> bool:
+    """Whether arithmetic takes the result of the call at ``frame``, or the name that it is bound to there."""
+    statement, call = statement_at(frame), expression_at(frame)
+    if statement is None or statement.scope is None or call is None:
+        return False
+    is_bound = getattr(statement.node, "value", None) is call.node
+    names = set(assigned_names(statement.node)) if is_bound else set()
+    return any(
+        part is call.node or (isinstance(part, ast.Name) and part.id in names)
+        for node in local_nodes(statement.scope)
+        if isinstance(node, ast.BinOp | ast.UnaryOp)
+        for part in ast.walk(node)
+    )
+
+
+def reads_from(frame: Frame, container: str) -> bool:
+    """Whether the statement at ``frame``, or the head of a loop around it, reads the list or dict ``container``."""
+    statement = statement_at(frame)
+    nodes = [] if statement is None else [statement.node, *statement.loops]
+    read = (inner for one in nodes for part in header_nodes(one) for inner in ast.walk(part))
+    return any(chain_key(one) == container for one in read if isinstance(one, ast.Name | ast.Attribute))
+
+
+def given_to_optimizer(frame: Frame) -> frozenset[str]:
+    """The modules and parameters that an optimizer made at ``frame`` is given, as the statement names them: ``enc``.
+
+    Names in it that the file binds once stand for what they are bound to. ``self`` is left out.
+    """
+    statement = statement_at(frame)
+    nodes = [] if statement is None else [statement.node]
+    for name in [] if statement is None else consumed_names(statement.node):
+        bound = [statement_at(place) for part, place in assignments(frame, name) if part == name]
+        nodes += [one.node for one in bound if one is not None and len(bound) == 1]
+    given: set[str] = set()
+    for node in (inner for one in nodes for inner in ast.walk(one)):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("parameters", "named_parameters")
+        ):
+            given.add(chain_key(node.func.value) or "")
+        elif isinstance(node, ast.List | ast.Tuple):
+            given.update(chain_key(one) or "" for one in node.elts)
+    return frozenset(one.removeprefix("self.") for one in given - {""})

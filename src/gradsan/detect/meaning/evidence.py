@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 
 from gradsan import _torch, source
 from gradsan.detect.meaning.made import Made, Making
+from gradsan.detect.meaning.terms.cut_terms import Cut
 from gradsan.graph import naming
 from gradsan.model import Frame
 from gradsan.record.ledger import call_that_made
@@ -20,6 +22,7 @@ from gradsan.record.stacks import is_user_file, symbolise
 from gradsan.record.steps import RawBackward
 
 _PART = 1 / 3
+_FREEZES = frozenset({"no_grad", "detached"})
 _MODULE_OWN = frozenset(vars(nn.Module()))
 
 
@@ -263,6 +266,31 @@ def _reads_gradients(stack: Any) -> bool:
     """Whether a file of the program on the stack reads some ``.grad``."""
     files = {code.co_filename for code in stack.codes if is_user_file(code.co_filename)}
     return any(map(source.reads_gradients, files))
+
+
+def cut_off(
+    cut: dict[int, Cut], missing: list[Any], names: Callable[[], dict[int, str]], held: int, made: Frame | None
+) -> dict[int, Cut]:
+    """Return the parameters of ``cut`` that were not to be left out, by ``id``.
+
+    Networks are often frozen by ``no_grad`` or ``detach``: those count if the optimizer made at ``made``, which has
+    ``held`` parameters, was given them by name. Numbers count if something is computed with them.
+    """
+    alone = set[int]()
+    if made is not None and any(one.how in _FREEZES for one in cut.values()) and len(named := names()) == held:
+        for given in source.given_to_optimizer(made):
+            own = {key for key, path in named.items() if _dotted(given) in _dotted(path)}
+            alone |= own if own <= {id(one) for one in missing} else set()
+    return {key: one for key, one in cut.items() if (key in alone if one.how in _FREEZES else _is_meant(one))}
+
+
+def _is_meant(cut: Cut) -> bool:
+    frame = symbolise(cut.stack).user_frame
+    return cut.how != "number" or (frame is not None and source.is_computed_with(frame))
+
+
+def _dotted(name: str) -> str:
+    return re.sub(r"\W+", ".", f".{name}.")
 
 
 def adds_up_parts(cleared: Any, backward: Any, step: Any) -> bool:

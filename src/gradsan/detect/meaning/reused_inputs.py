@@ -2,7 +2,8 @@
 
 Autograd records the write, so that gradients are those of the computation; but the value is another one.
 Checked at the 1st, 2nd and 4th backward of a line: an in-place layer of torch's whose result several operations
-use, one of them where the program reads the layer's argument by a name that was bound before the call.
+use, one of them where the program reads the layer's argument by a name that was bound before the call, or out of a
+list or a dict that held it when the layer wrote (checked at the second look): the features that a hook has kept.
 
 Row: ``input_reused``. Roles: ``written`` (the call; ``name`` is the argument, ``op`` the in-place operation;
 ``values``: ``shape``, ``dtype``, ``device``), ``read`` (where it is read again; ``name`` is the name there).
@@ -10,12 +11,13 @@ Row: ``input_reused``. Roles: ``written`` (the call; ``name`` is the argument, `
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 from gradsan import _torch, source
 from gradsan.detect.changed_values import has_made
-from gradsan.graph import walk
+from gradsan.graph import naming, walk
 from gradsan.model import Clue, Frame, Site
 from gradsan.record.detector import Finder, Run
 from gradsan.record.ledger import RawWrite, call_that_made, site_that_made
@@ -24,7 +26,7 @@ from gradsan.record.steps import RawBackward, read_backward
 
 ROW = "input_reused"
 _ROUNDS = (1, 2, 4)
-_STACKS = 256
+_STACKS, _KEEPERS = 256, 16
 _GRAD_ENABLED = RawWrite._fields.index("grad_enabled")
 _NODES_OF_A_CALL = 3
 _NOT_NEGATIVE = frozenset(
@@ -39,11 +41,18 @@ class ReusedInputs(Finder):
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._seen = self._notes(set[Any]())
+        self._keepers = self._notes(dict[Any, set[int]]())
+        """The containers that held what a call has written, by ``id``; empty before they were looked for."""
+
+    def forget(self) -> None:
+        super().forget()
+        self._listeners.call_on_result(self._on_result, False)
 
     @_torch.hushed()
     def before_round(self, entry: RawBackward, rounds: int) -> None:
         if rounds not in _ROUNDS or len(self._seen) > _STACKS:
             return
+        self._listeners.call_on_result(self._on_result, False)
         raws = list(self._written_by_layers())
         if not raws:
             return
@@ -55,11 +64,15 @@ class ReusedInputs(Finder):
                 below = None if child is None else _torch.node_sequence(child)
                 if below is not None:
                     readers.setdefault(below, []).append(number)
+        looked_for, judged = set(self._keepers), set[Any]()
         for raw in raws:
             number = None if raw.stack in self._seen else self._made_by(raw, entry.thread, by_number)
             if number is not None:
-                self._seen.add(raw.stack)
+                judged.add(raw.stack)
                 self._judge(entry, raw, by_number[number], [by_number[one] for one in readers.get(number, ())])
+        # What a container may hold is looked for in the next round.
+        self._seen |= {one for one in judged if one in looked_for or one not in self._keepers}
+        self._listeners.call_on_result(self._on_result, not looked_for.issuperset(self._keepers))
 
     def _written_by_layers(self) -> Iterator[RawWrite]:
         folder = _torch.package_folder()
@@ -105,7 +118,42 @@ class ReusedInputs(Finder):
                 Clue("written", _at(call, written), name=named, op=raw.op, values=values),
                 Clue("read", _at(place, read), name=name),
             )
+            self._seen.add(raw.stack)
             return
+        if self._keepers.setdefault(raw.stack, set()):
+            self._judge_kept(entry, raw, node, readers, written)
+
+    @_torch.hushed()
+    def _on_result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        keepers = self._keepers.get(self._core.stack(3)) if op.endswith("_") else None
+        if keepers is not None and len(keepers) < _KEEPERS:
+            found = naming.find(sys._getframe(1), lambda one: one is result)
+            keepers.update(id(one.around[-1][1]) for one in found if one.container in naming.COLLECTING)
+
+    def _judge_kept(self, entry: RawBackward, raw: RawWrite, node: Any, readers: list[Any], written: Site) -> None:
+        """Report a value that is read out of a container that held it when the layer wrote."""
+        keepers, number = self._keepers[raw.stack], _torch.node_sequence(node)
+        held = [
+            one
+            for one in naming.find(sys._getframe(2), naming.has_graph)
+            if one.around and id(one.around[-1][1]) in keepers and _torch.node_sequence(one.tensor.grad_fn) == number
+        ]
+        for reader in readers if held else ():
+            read = site_that_made(self._core, reader, entry.thread) or Site()
+            around = {(one.file, one.line) for one in written.frames}
+            for frame in read.user_frames:
+                one = next((one for one in held if source.reads_from(frame, one.within or "")), None)
+                if one is not None and (frame.file, frame.line) not in around:
+                    call = written.user_frames[-1]
+                    values = _torch.facts_of(one.tensor)
+                    self._report_at(
+                        ROW,
+                        entry.stack,
+                        Clue("written", _at(call, written), name=one.path, op=raw.op, values=values),
+                        Clue("read", _at(frame, read), name=one.path),
+                    )
+                    self._seen.add(raw.stack)
+                    return
 
 
 def _read_as_before(written: Site, made: Site | None, read: Site) -> tuple[str, str, Frame, Frame] | None:

@@ -71,6 +71,10 @@ class RoundDetector(Finder):
         if self._entry is None and self.begins(start):
             self._open(start)
 
+    @property
+    def is_before_first_backward(self) -> bool:
+        return self._entry is not None and self._entry.stack is None
+
     def settle(self) -> None:
         self._end()
 
@@ -85,7 +89,7 @@ class RoundDetector(Finder):
             self.looks(entry, True)
             self._end()
             goes_on = self.goes_on(entry)
-        elif self._entry is not None and self._entry.stack is None and entry.thread == self._entry.thread:
+        elif self._entry is not None and self.is_before_first_backward and entry.thread == self._entry.thread:
             # ``autograd.grad`` before the first backward, or without any, is no end.
             self.looks(entry, False)
         is_round = entry.accumulates or (self.takes_gradients and not self._has_backward)

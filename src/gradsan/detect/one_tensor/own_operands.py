@@ -55,6 +55,7 @@ class OwnOperands(RoundDetector):
         self._uncounted, self._steps, self._making = run.get(Uncounted), run.steps, run.get(Making)
         self._known = run.failures
         self._uncounted.on_given_again = self.given_again
+        self._uncounted.on_replaced = self.replaced_by
         self._own = self._notes(dict[Any, tuple[str, dict[str, Any]]]())
         self._computed = self._notes(dict[Any, dict[str, Any]]())
         self._before = self._notes(dict[Any, RawWrite | None]())
@@ -195,6 +196,18 @@ class OwnOperands(RoundDetector):
         return bool(held) and not any(one is tensor for one in held)
 
     @_torch.hushed()
+    def replaced_by(self, tensor: torch.Tensor, given: Any, before: Any, stack: RawStack) -> None:
+        """Note whether ``average.data = 0.9 * average.data + 0.1 * weight.data`` mixes one memory with itself."""
+        if self._entry is None or stack in self._other:
+            return
+        if before is not None and self._mixes.is_of_one(given, before[0]):
+            facts = {**_torch.facts_of(tensor), "is_leaf": True, "is_mixed": True}
+            self._own.setdefault(stack, ("data =", facts))
+        else:
+            self._other.add(stack)
+            self._own.pop(stack, None)
+
+    @_torch.hushed()
     def given_again(self, tensor: torch.Tensor, stack: RawStack) -> None:
         """Handle a line that gives a tensor the memory it has, or reads ``.data``; as ``Uncounted.on_given_again``.
 
@@ -278,6 +291,11 @@ class Mixes:
                 if self._is_nothing(tensors[0]) or _is_of_itself(op, tensors):
                     self._nothing[id(result)] = weakref.ref(result)
         return False
+
+    def is_of_one(self, tensor: torch.Tensor, storage: int) -> bool:
+        """Whether a result was mixed from several tensors over that memory alone."""
+        made = self._made.get(id(tensor))
+        return made is not None and made[0]() is tensor and made[1] == storage and made[2]
 
     def _is_nothing(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is a multiple of the difference of one memory with itself."""

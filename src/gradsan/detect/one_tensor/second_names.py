@@ -4,9 +4,9 @@ An assignment binds a name to the same tensor, a list keeps the same tensor, and
 all are often taken for copies. Checked at the 1st, 2nd … 32nd backward of a line: the program's own in-place
 writes since the round before, whose source binds another name to the written tensor and then reads both
 (``loss(net(noisy), clean)``), adds it to a list in each round of a loop that never rebinds it
-(``traj.append(pos); pos += step``), or has it as an argument that is returned, or was passed to a ``forward``, and that
-the caller reads after the call; or fills memory of its own and returns it, again and again, while the caller keeps an
-earlier result by another name.
+(``traj.append(pos); pos += step``), writes an element of ``[tensor] * n``, or has it as an argument that is returned,
+or was passed to a ``forward``, and that the caller reads after the call; or fills memory of its own and returns it,
+again and again, while the caller keeps an earlier result by another name.
 
 Rows: ``second_name_changed``, ``list_of_one``, ``argument_changed``, ``results_are_one``. Roles: ``bound`` (where the
 second name was bound, the list got it, or the function was called; ``name`` of the function), ``written`` (the write;
@@ -163,7 +163,7 @@ def _returned(raw: RawWrite) -> _Found | None:
 
 
 def _collected(raws: list[RawWrite], frame: FrameType | None) -> _Found | None:
-    """Return a tensor that a function writes and returns repeatedly, and a caller's loop collects without a copy."""
+    """Return a tensor, written repeatedly, that a caller's loop collects without a copy, or ``[tensor] * n`` holds."""
     last = raws[-1]
     keeper = naming.collected_in(last.storage, frame) if _is_written_again(raws) else None
     if keeper is None:
@@ -175,7 +175,10 @@ def _collected(raws: list[RawWrite], frame: FrameType | None) -> _Found | None:
         second = source.collected_result(caller, keeper)
         if second is not None and name is not None:
             return _Found(written, name, caller, second)
-    return None
+    place = None if name is None else source.one_many_times(own, name)
+    if name is None or place is None:
+        return None
+    return _Found(written, name, place, source.SecondName(keeper, "list", place.line, own.line, None))
 
 
 def _is_held(name: str, storage: int, frame: FrameType | None) -> bool | None:
@@ -205,6 +208,8 @@ def _is_written_again(raws: list[RawWrite]) -> bool:
 
 def at_line(site: Site, frame: Frame, line: int) -> Site:
     """Return the site of a line of the function of ``frame``."""
+    if frame not in site.frames:
+        return Site((frame,)) if line == frame.line else site
     if line == frame.line:
         return Site(site.frames[: site.frames.index(frame) + 1])
     frames = site.frames[: site.frames.index(frame)]

@@ -187,21 +187,23 @@ def _given(failure: Failure, replaced: Clue | None) -> Lines:
 
 
 def _read_past_graph(failure: Failure, read: Clue, values: dict[str, object], tensor: NamedTensor | None) -> Diagnosis:
-    frame = read.shown_frame
-    lines = source.changed_at(frame, source.read_with_graph)
+    is_cut = "how" in read.values
+    lines = () if is_cut else source.changed_at(read.shown_frame, source.read_with_graph)
+    words = "parameter_cut_off" if is_cut else "parameter_read_past_graph"
+    values = {**values, "op": label_texts.as_written((read.op or "?").strip("_"))}
     return parts.diagnosis(
         failure,
         "GS421",
         "parameter_not_reached",
         values=values,
         severity="warning",
-        explanation="explanation.parameter_read_past_graph",
+        explanation=f"explanation.{words}",
         labels=(
-            *parts.label_of(read, "created", "label.read_past_graph", values),
+            *parts.label_of(read, "created", "label.cut_off" if is_cut else "label.read_past_graph", values),
             *parts.used(failure, "label.not_reached_step", values),
         ),
         tensor=tensor,
-        fixes=(parts.fix("read_with_graph", "changed", values, lines=lines),),
+        fixes=(parts.fix("use_it" if is_cut else "read_with_graph", "changed", values, lines=lines),),
     )
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from gradsan import _torch
 from gradsan.detect.meaning.rounds import RoundDetector
-from gradsan.detect.meaning.terms.constant_terms import LISTED, SUMS, sums_below
+from gradsan.detect.meaning.terms.constant_terms import LISTED, SUMS, made_of, sums_below
 from gradsan.graph import walk
 from gradsan.model import Clue
 from gradsan.record.detector import Run
@@ -82,8 +82,8 @@ class ConstantPenalties(RoundDetector):
     def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Follow values computed from parameters."""
         given = list(_torch.tensors_in((args, kwargs)))
-        origin = next((origin for tensor in given if (origin := self._origin(tensor)) is not None), None)
-        for made in _torch.tensors_in(result):
+        for made, sources in made_of(op, given, result):
+            origin = next((origin for tensor in sources if (origin := self._origin(tensor)) is not None), None)
             if made.requires_grad:
                 node = _torch.grad_fn_of(made)
                 name = "" if node is None else node.name()
@@ -91,7 +91,7 @@ class ConstantPenalties(RoundDetector):
                     facts = {**_torch.facts_of(made), "shape": ()}
                     self._joined.append(_Joined(_torch.node_sequence(node), origin, self._core.stack(), facts))
             elif made.is_floating_point() and op not in _ON_PURPOSE and len(self._held) < _TENSORS_FOLLOWED:
-                self._hold(op, made, origin, given)
+                self._hold(op, made, origin, sources)
 
     def _origin(self, tensor: Any) -> Any:
         known = self._held.get(id(tensor))

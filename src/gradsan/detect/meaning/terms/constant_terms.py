@@ -202,7 +202,7 @@ class ConstantTerms(Finder):
         if op in _ON_PURPOSE:
             one.is_data = True
             return
-        for made in _torch.tensors_in(result):
+        for made, _ in made_of(op, given, result):
             if made.requires_grad:
                 # ``g.requires_grad_()`` makes it a leaf.
                 node = _torch.grad_fn_of(made)
@@ -238,6 +238,18 @@ def _holds(held: dict[int, Any], tensor: Any) -> bool:
     known = held.get(id(tensor))
     # A tensor returned by the forward of a custom Function gets its graph afterwards.
     return known is not None and known() is tensor and _torch.grad_fn_of(tensor) is None
+
+
+def made_of(op: str, given: list[Any], result: Any) -> Iterator[tuple[Any, list[Any]]]:
+    """Yield the tensors that a call has made, each with the arguments that it may come from.
+
+    ``broadcast_tensors(a, b)``, as in a loss, gives back each argument, or a view of that one.
+    """
+    for made in _torch.tensors_in(result):
+        if op != "broadcast_tensors":
+            yield made, given
+        elif not any(made is one for one in given):
+            yield made, [one for one in given if _torch.storage_or_none(one) == _torch.storage_or_none(made)]
 
 
 def sums_below(roots: tuple[Any, ...]) -> Iterator[int]:

@@ -26,11 +26,11 @@ import torch
 
 from gradsan import _torch
 from gradsan.detect.meaning.rounds import RoundDetector
-from gradsan.detect.meaning.terms.constant_terms import LISTED, SUMS, sums_below
+from gradsan.detect.meaning.terms.constant_terms import LISTED, SUMS, made_of, sums_below
 from gradsan.graph import naming
 from gradsan.model import Clue
 from gradsan.record.detector import Run
-from gradsan.record.stacks import symbolise
+from gradsan.record.stacks import is_called_by_program, symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
 ROW = "term_is_cut"
@@ -44,7 +44,7 @@ _REDUCES = _SCALES | {"mean", "sum", "neg", "__neg__"}
 
 
 @dataclass(slots=True, eq=False)
-class _Cut:
+class Cut:
     """The stack where the graph of a value was left, and the numbers of the value's Node and of some below it.
 
     ``is_data`` says whether values computed from it are more than a term.
@@ -64,14 +64,14 @@ class _Held(NamedTuple):
     """
 
     weak: Any
-    cuts: tuple[_Cut, ...]
+    cuts: tuple[Cut, ...]
     unscaled: Any
     is_whole: bool
 
 
 class _Joined(NamedTuple):
     number: int | None
-    cuts: tuple[_Cut, ...]
+    cuts: tuple[Cut, ...]
     stack: Any
     name: str | None
     facts: dict[str, Any]
@@ -86,6 +86,8 @@ class CutTerms(RoundDetector):
         super().__init__(run)
         self._held: dict[int, _Held] = {}
         self._joined: list[_Joined] = []
+        self.left = self._notes(dict[int, Cut]())
+        """Where what was computed from a leaf first left its graph before the first backward, by the leaf's ``id``."""
 
     def begins(self, entry: RawBackward) -> bool:
         """Drop the values followed before."""
@@ -100,10 +102,9 @@ class CutTerms(RoundDetector):
 
     def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Follow values that leave the graph, and their uses with values in it."""
-        given = list(_torch.tensors_in((args, kwargs)))
-        held = [known for one in given if (known := self._of(one)) is not None]
-        cuts = tuple(dict.fromkeys(cut for one in held for cut in one.cuts))
-        for made in _torch.tensors_in(result):
+        for made, given in made_of(op, list(_torch.tensors_in((args, kwargs))), result):
+            held = [known for one in given if (known := self._of(one)) is not None]
+            cuts = tuple(dict.fromkeys(cut for one in held for cut in one.cuts))
             if made.requires_grad:
                 self._came_back(op, args, made, held, cuts)
             elif op in _ON_PURPOSE and not (op == "detach" and _torch.grad_fn_of(given[0]) is not None):
@@ -116,13 +117,14 @@ class CutTerms(RoundDetector):
         # A result of a custom Function's forward has a graph by now: that of the Function.
         return known if known is not None and known.weak() is tensor and _torch.grad_fn_of(tensor) is None else None
 
-    def _came_back(self, op: str, args: tuple[Any, ...], made: Any, held: list[_Held], cuts: tuple[_Cut, ...]) -> None:
+    def _came_back(self, op: str, args: tuple[Any, ...], made: Any, held: list[_Held], cuts: tuple[Cut, ...]) -> None:
         node = _torch.grad_fn_of(made)
         name = "" if node is None else node.name()
         is_term = name in SUMS and (made.numel() == 1 or name in LISTED)
         if is_term and (op in _ADDS or all(one.unscaled is not None for one in held)):
             _are_data(tuple(cut for one in held if one.is_whole for cut in one.cuts))
-            if cuts:
+            # What a library adds up (the density of a point mass) is its own affair.
+            if cuts and is_called_by_program(self._core.stack()):
                 self._join(node, made, held[0]._replace(cuts=cuts))
         else:
             _are_data(cuts)
@@ -138,11 +140,17 @@ class CutTerms(RoundDetector):
             _are_data(tuple(cut for cut in cuts if cut.how == "detached"))
         # A view taken unrecorded has the graph of its base.
         nodes = [_torch.grad_fn_of(one) or (None if one._base is None else one._base.grad_fn) for one in given]
-        sources = [node for node in nodes if node is not None]
-        if sources:
+        sources = [numbers_below(node) for node in nodes if node is not None]
+        leaves = [(-id(one),) for one in given if _torch.is_trainable_leaf(one)]
+        if sources or leaves:
             how = "detached" if op == "detach" else "discrete" if _torch.is_grad_enabled() else "no_grad"
             stack = self._core.stack()
-            cuts = (*cuts, *(_Cut(stack, op, numbers_below(one), how) for one in sources))
+            left = [Cut(stack, op, one, how) for one in (*sources, *leaves)]
+            cuts = (*cuts, *left[: len(sources)])
+            if self.is_before_first_backward:
+                self.left.update(
+                    {-one: cut for cut in left for one in cut.sources if one < 0 and -one not in self.left}
+                )
         if cuts:
             unscaled = held[0].weak if held and op in _SCALES else None
             is_whole = op == "detach" or (op in _REDUCES and bool(held) and all(one.is_whole for one in held))
@@ -188,7 +196,7 @@ def numbers_below(*nodes: Any, most: int | None = _NODES_BELOW) -> tuple[int, ..
     return tuple(found)
 
 
-def _are_data(cuts: tuple[_Cut, ...]) -> None:
+def _are_data(cuts: tuple[Cut, ...]) -> None:
     for cut in cuts:
         cut.is_data = True
 

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, TypeAlias
 from gradsan import _torch
 from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.detect.meaning.terms.constant_terms import SUMS, linear_below
-from gradsan.detect.meaning.terms.cut_terms import ROW, numbers_below
+from gradsan.detect.meaning.terms.cut_terms import ROW, Cut, CutTerms, numbers_below
 from gradsan.model import Clue, Frame
 from gradsan.record.detector import Run
 from gradsan.record.stacks import is_of_program, symbolise
@@ -92,6 +92,7 @@ class NumberTerms(RoundDetector):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
+        self._left = run.get(CutTerms).left
         self._taken: dict[_Key, _Taken] = {}
         self._counts: collections.Counter[Frame] = collections.Counter()
         self._uses: dict[Any, _Use] = {}
@@ -122,6 +123,8 @@ class NumberTerms(RoundDetector):
         line = symbolise(stack).user_frame
         if line is None:
             return
+        if self.is_before_first_backward and _torch.is_trainable_leaf(tensor):
+            self._left.setdefault(id(tensor), Cut(stack, _NUMBERS_GIVEN[name], (), "number"))
         place = self._counts[line]
         self._counts[line] += 1
         # ``{name: one.item() for ...}`` takes several numbers, each for itself.
