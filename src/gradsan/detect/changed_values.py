@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any, Literal, NamedTuple
 
 import torch
+from torch.autograd.graph import Node
 
 from gradsan import _torch, source
 from gradsan.detect.functions import Functions
@@ -51,7 +52,7 @@ _LOGGED_TOGETHER = 2  # how far one thread moves the clock from the log entry of
 class Read(NamedTuple):
     """A value that a Node of the graph has saved: an alias of it, and the number of the Node that made it, if any."""
 
-    node: Any
+    node: Node
     number: int
     slot: str
     alias: torch.Tensor
@@ -346,7 +347,7 @@ def _storage_of(saved: Any) -> int:
     return _torch.storage_or_none(held) if _torch.is_tensor(held) else 0
 
 
-def _read(node: Any, number: int, slot: str, saved: Any) -> Read | None:
+def _read(node: Node, number: int, slot: str, saved: Any) -> Read | None:
     """Return the value of a slot, with its Node; None where it is the Node's own result, or cannot be read."""
     if slot.startswith("result"):
         return None

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.graph import Node
 
 from gradsan import _torch
 from gradsan.detect import recomputation
@@ -198,7 +199,7 @@ class Checkpoints(Detector):
             self._remember(forward.frame, function, arguments, forward.stack, inputs=forward.inputs)
 
     def _begin_reentrant(
-        self, node: Any, function: Any, args: tuple[Any, ...], result: Any, stack: RawStack, inputs: Fingerprints
+        self, node: Node, function: Any, args: tuple[Any, ...], result: Any, stack: RawStack, inputs: Fingerprints
     ) -> None:
         # Tensor arguments are saved, and checked like those of every other Node.
         arguments = [None if torch.is_tensor(one) else one for one in args]

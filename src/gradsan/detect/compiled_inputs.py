@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.graph import Node
 
 from gradsan import _torch
 from gradsan.detect.memory import Uncounted
@@ -32,7 +33,7 @@ _STORAGE = ledger.RawWrite._fields.index("storage")
 class _Kept(NamedTuple):
     """A tensor saved by a compiled Node, and the log's entry for that Node."""
 
-    node: Any
+    node: Node
     slot: str
     tensor: torch.Tensor
     made: Any
@@ -68,7 +69,7 @@ class CompiledInputs(Detector):
                 if _torch.storage_or_none(one.tensor) in written:
                     self._judge(backward, one, sys._getframe(1))
 
-    def _kept_by(self, node: Any, thread: int) -> list[_Kept]:
+    def _kept_by(self, node: Node, thread: int) -> list[_Kept]:
         made = call_that_made(self._core, _torch.node_sequence(node), thread)
         if made is None:
             return []

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.graph import Node
 
 from gradsan import _torch
 from gradsan._imports import call_after_import
@@ -58,7 +59,7 @@ class Stale(NamedTuple):
 
     parameter: Any
     written: Overwritten
-    node: Any
+    node: Node
     slot: str
     saved: Any
 

@@ -11,6 +11,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.graph import Node
 
 from gradsan import _torch
 from gradsan._collector import cached_by_class
@@ -66,7 +67,7 @@ def of_kept(
     core: Log,
     steps: StepLog,
     backward: BackwardRecord,
-    node: Any,
+    node: Node,
     kept: Kept,
     path: str,
     noted: Noted,

@@ -22,6 +22,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.autograd.graph import Node
 
 from gradsan import _torch, source
 from gradsan._collector import cached_by_class
@@ -211,7 +212,7 @@ class Functions(Detector):
             stack, code = core.stack(1), forward_code(kind)
             self._kept[node] = Kept(kind.__name__, code, stack, core.tick(), tuple(kept), number)
 
-    def _look_for_early(self, kind: Any, node: Any, tensor: torch.Tensor, before: Before) -> None:
+    def _look_for_early(self, kind: Any, node: Node, tensor: torch.Tensor, before: Before) -> None:
         """Check whether forward has written an input after giving it to ``save_for_backward``."""
         storage = _torch.storage_or_none(tensor)
         forward = _forward_codes(kind)
@@ -266,7 +267,7 @@ class Functions(Detector):
             )
         )
 
-    def _changed(self, node: Any, kept: Kept) -> Iterator[tuple[str, Noted, Any]]:
+    def _changed(self, node: Node, kept: Kept) -> Iterator[tuple[str, Noted, Any]]:
         for path, noted in kept.tensors:
             tensor = noted.weak()
             overwritten = None if tensor is None else self._notes.changed(noted, tensor)

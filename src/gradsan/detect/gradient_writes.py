@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.autograd.graph import Node
 
 from gradsan import _torch
 from gradsan.graph import naming, walk
@@ -120,7 +121,7 @@ class GradientWrites(Detector):
         shared = "yes" if is_shared else ""
         return Failure(ROW, "", "", symbolise(entry.stack), tuple(clues), {"shared": shared}, raised=False)
 
-    def _branching(self, backward: Any, node: Any) -> Iterator[Clue]:
+    def _branching(self, backward: Any, node: Node) -> Iterator[Clue]:
         """Yield the operation that passes one gradient to the branch of ``node`` and to another."""
         order = walk.engine_order(backward.roots)
         below = node
@@ -195,7 +196,7 @@ def _tensors_of(name: str, value: Any, position: int) -> Iterator[tuple[str, Any
             yield f"{name}[{index}]", one, position, True
 
 
-def _name_of(node: Any, frame: FrameType) -> str | None:
+def _name_of(node: Node, frame: FrameType) -> str | None:
     leaf = getattr(node, "variable", None)
     if leaf is None:
         return naming.name_of_output(node, frame)

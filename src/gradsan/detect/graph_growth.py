@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
+from torch.autograd.graph import Node
+
 from gradsan import _torch
 from gradsan.detect.life import bytes_kept
 from gradsan.graph import naming, walk
@@ -57,12 +59,12 @@ class GrowingSum(NamedTuple):
     taken_in: Any
 
 
-def sum_of(node: Any, maker_of: Callable[[Any], Any]) -> GrowingSum | None:
+def sum_of(node: Node | None, maker_of: Callable[[Any], Any]) -> GrowingSum | None:
     """Return the growing sum whose newest Node is ``node``; None where it is none.
 
     ``maker_of`` returns the line that made a Node, as an object that is the same for one line, None if unknown.
     """
-    if not _adds(node):
+    if node is None or not _adds(node):
         return None
     maker = maker_of(node)
     way = None if maker is None else _way_back(node, maker, maker_of)
@@ -87,15 +89,15 @@ def sum_of(node: Any, maker_of: Callable[[Any], Any]) -> GrowingSum | None:
     return GrowingSum(len(links), len(links) <= _MOST_LINKS, oldest, rounds, younger, taken_in)
 
 
-def _adds(node: Any) -> bool:
+def _adds(node: Node | None) -> bool:
     return node is not None and str(node.name()).startswith(_ADDING)
 
 
-def _children(node: Any) -> list[Any]:
+def _children(node: Node) -> list[Any]:
     return [child for child, _ in node.next_functions]
 
 
-def _way_back(node: Any, maker: Any, maker_of: Callable[[Any], Any]) -> tuple[int, ...] | None:
+def _way_back(node: Node, maker: Any, maker_of: Callable[[Any], Any]) -> tuple[int, ...] | None:
     """Return the edges, one after the other, from ``node`` to the Node that the same line made before."""
     ways: list[tuple[tuple[int, ...], Any]] = [((), node)]
     for _ in range(_DEEPEST):
@@ -111,18 +113,18 @@ def _way_back(node: Any, maker: Any, maker_of: Callable[[Any], Any]) -> tuple[in
     return None
 
 
-def _follow(node: Any, way: tuple[int, ...]) -> Any:
+def _follow(node: Node | None, way: tuple[int, ...]) -> Any:
     for at in way:
         children = [] if node is None else _children(node)
         node = children[at] if at < len(children) else None
     return node
 
 
-def _is_on_way(node: Any, other: Any, way: tuple[int, ...]) -> bool:
+def _is_on_way(node: Node, other: Any, way: tuple[int, ...]) -> bool:
     return any(_follow(node, way[:length]) is other for length in range(1, len(way)))
 
 
-def _between(node: Any, older: Any) -> list[Any] | None:
+def _between(node: Node, older: Any) -> list[Any] | None:
     """Return the Nodes below ``node`` that are younger than ``older``, itself first; None where there are many."""
     border = _torch.node_sequence(older)
     if border is None:

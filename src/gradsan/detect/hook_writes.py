@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.autograd.graph import Node
 
 from gradsan import _torch
 from gradsan.detect import gradient_writes
@@ -84,7 +85,7 @@ class HookWrites(Detector):
             if found:
                 before_node(node, functools.partial(self._about_to_run, entry.clock, found))
 
-    def _unchanged(self, node: Any, thread: int, storage: int) -> Iterator[tuple[str, int]]:
+    def _unchanged(self, node: Node, thread: int, storage: int) -> Iterator[tuple[str, int]]:
         """Yield slots in exported memory whose bytes are those saved; others are reported elsewhere."""
         for slot, saved in _torch.saved_slots(node):
             tensor = _torch.packed_object(saved)

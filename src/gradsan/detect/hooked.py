@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.graph import Node
 
 from gradsan import _torch
 from gradsan.detect.exports import Exports
@@ -200,7 +201,7 @@ class HookedValues:
             return False
         return bool(alias._version > memory.version)
 
-    def _by_original(self, kept: Any, moved: bool, node: Any, slot: str | None, result: Any) -> Any:
+    def _by_original(self, kept: Any, moved: bool, node: Node, slot: str | None, result: Any) -> Any:
         changed = kept.changed
         if not (moved or changed):
             return result
@@ -223,7 +224,7 @@ class HookedValues:
         changed: bool,
         deviation: Deviation | None,
         healed: int | None,
-        node: Any,
+        node: Node,
         slot: str | None,
     ) -> Conflict:
         found = kept_conflicts.of_kept(
@@ -271,7 +272,7 @@ class HookedValues:
         return _Written((_outside(export.clock, site, export.op, "outside"),), "memory_alias", site)
 
     def _conflict(
-        self, save: HookedSave, memory: Any, alias: torch.Tensor, written: _Written, node: Any, slot: str | None
+        self, save: HookedSave, memory: Any, alias: torch.Tensor, written: _Written, node: Node, slot: str | None
     ) -> Conflict:
         core, steps = self._core, self._steps
         backward = steps.current_backward()

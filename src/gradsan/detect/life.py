@@ -27,6 +27,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.graph import Node
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
@@ -305,7 +306,7 @@ def _groups(frame: FrameType) -> dict[str, list[Found]]:
     return groups
 
 
-def _reaches_back(node: Any, border: int) -> bool:
+def _reaches_back(node: Node | None, border: int) -> bool:
     """Whether a Node made before ``border`` lies below ``node``; walks down to the oldest Nodes first.
 
     This avoids walking the graph of the current round: Nodes that Python has touched are costly to free.

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
+from torch.autograd.graph import Node
 
 from gradsan import _torch
 from gradsan.detect.exports import Exports
@@ -113,7 +114,7 @@ class Prescan(Detector):
         with _torch.hushed():
             self._look_through(entry, args)
 
-    def is_changed_outside(self, node: Any, slot: str, tensor: torch.Tensor, thread: int) -> bool:
+    def is_changed_outside(self, node: Node, slot: str, tensor: torch.Tensor, thread: int) -> bool:
         """Whether exported memory has other bytes than a Node of ``thread`` saved."""
         number = _torch.node_sequence(node) or 0
         made = call_that_made(self._core, number, thread)
@@ -144,7 +145,7 @@ class Prescan(Detector):
                     self._look_at(backward, node, number, slot, tensor)
 
     def _look_at(
-        self, backward: Any, node: Any, number: int, slot: str, tensor: torch.Tensor, *, is_running: bool = False
+        self, backward: Any, node: Node, number: int, slot: str, tensor: torch.Tensor, *, is_running: bool = False
     ) -> None:
         if not _torch.is_read_by_backward(node, slot):
             return
@@ -278,7 +279,7 @@ def _own(raw: Any, made: RawCall | None, tensor: torch.Tensor) -> bool:
     )
 
 
-def _reads(node: Any, slot: str) -> bool:
+def _reads(node: Node, slot: str) -> bool:
     """Whether PyTorch would hand the slot out; where it would not, it raises an error itself."""
     try:
         _torch.read_slot(node, slot.partition("[")[0])

@@ -13,6 +13,8 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any, NamedTuple
 
+from torch.autograd.graph import Node
+
 from gradsan import _torch
 from gradsan.graph import conflicts, naming, walk
 from gradsan.model import Conflict
@@ -31,7 +33,7 @@ _DEEPEST = 4
 class _Inside(NamedTuple):
     """An inner tensor of a wrapper that a Node has saved, and the log's entry for that Node."""
 
-    node: Any
+    node: Node
     slot: str
     outer: Any
     inner: Any

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd.graph import Node
 
 from gradsan import _torch
 from gradsan.errors.context import Context
@@ -54,7 +55,7 @@ def _first_stale(roots: list[Any]) -> tuple[Any, str, Any] | None:
 class _Run(traced_graphs.TracedRun):
     """One run of the traced graph, with the clues drawn from it."""
 
-    def clues(self, node: Any, slot: str, tensor: torch.Tensor) -> list[Clue]:
+    def clues(self, node: Node, slot: str, tensor: torch.Tensor) -> list[Clue]:
         """Return the clues about the stale value in a slot of ``node``."""
         storage = _torch.storage_identity(tensor)
         matching = self.call_of(_torch.node_sequence(node))

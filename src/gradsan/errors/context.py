@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import Node
 
 from gradsan import _torch
 from gradsan.graph import naming
@@ -84,7 +85,7 @@ def made_by(core: Log, tensor: torch.Tensor) -> Clue | None:
     return of_node(core, tensor.grad_fn, "made")
 
 
-def of_node(core: Log, node: Any, role: str) -> Clue | None:
+def of_node(core: Log, node: Node, role: str) -> Clue | None:
     """Return the call that made an autograd Node; None where no watched call did."""
     made = call_that_made(core, _torch.node_sequence(node), threading.get_ident())
     return None if made is None else Clue(role, symbolise(made.stack), op=node.name(), values={"clock": made.clock})

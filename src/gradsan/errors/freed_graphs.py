@@ -19,6 +19,8 @@ from collections.abc import Iterable
 from types import FrameType
 from typing import Any, NamedTuple
 
+from torch.autograd.graph import Node
+
 from gradsan import _torch
 from gradsan.errors.context import Context
 from gradsan.graph import borrowed, compiled, naming, walk
@@ -36,7 +38,7 @@ _MOST_LOOKED_AT, _MOST_FURTHER = 500, 4
 class Freed(NamedTuple):
     """A Node that an earlier backward freed; ``reach`` are the Nodes of that backward, None where its loss is gone."""
 
-    node: Any
+    node: Node
     by: PastBackward
     reach: set[Any] | None
 
@@ -122,7 +124,7 @@ def _calls_again(step: StepRecord, by: PastBackward, backward: BackwardRecord) -
     return step.end is None and step.clock < by.clock and None not in places and places[0] == places[1]
 
 
-def _saved(node: Any, output: int, call: RawCall | None) -> Clue:
+def _saved(node: Node, output: int, call: RawCall | None) -> Clue:
     """Return the operation whose saves were freed; that inside a compiled Node, if its graph shows it."""
     if call is None:
         return Clue("saved", None, op=node.name())
@@ -158,13 +160,13 @@ def _leaves(nodes: list[Any]) -> set[Any]:
     return {child for child in children if _torch.is_tensor(getattr(child, "variable", None))}
 
 
-def _others_freed(order: list[Any], node: Any, sequence: int) -> list[Any]:
+def _others_freed(order: list[Any], node: Node, sequence: int) -> list[Any]:
     """Return further freed Nodes made before that backward: several states may be carried."""
     older = (one for one in order if one is not node and (_torch.node_sequence(one) or sequence) < sequence)
     return [one for one in itertools.islice(older, _MOST_LOOKED_AT) if _torch.was_freed(one)]
 
 
-def _cached(node: Any, frame: FrameType | None) -> str | None:
+def _cached(node: Node, frame: FrameType | None) -> str | None:
     """Return a module's name of the parameter that ``node`` computed and ``parametrize.cached()`` keeps."""
     for name, tensor in _torch.cached_parametrizations().items():
         order = [] if tensor.grad_fn is None else walk.engine_order([tensor.grad_fn])
@@ -243,5 +245,5 @@ def _join(roots: list[Any], freed: Freed) -> _Join:
     return _Join(None if is_same_root or len(nodes) < 2 else nodes[-2], *way[-1])
 
 
-def _made_at(core: Log, node: Any, thread: int) -> RawCall | None:
+def _made_at(core: Log, node: Node, thread: int) -> RawCall | None:
     return call_that_made(core, _torch.node_sequence(node), thread)

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.autograd.graph import Node
 
 from gradsan import _torch, source
 from gradsan.errors.context import Context, of_node
@@ -85,7 +86,7 @@ def gather_inputs(context: Context) -> Iterator[Clue]:
                     break
 
 
-def _older_in(node: Any, reached: set[Any]) -> bool:
+def _older_in(node: Node, reached: set[Any]) -> bool:
     """Whether the Node of an in-place operation has an input Node in the loss's graph."""
     return node not in reached and any(child in reached for child, _ in node.next_functions if child is not None)
 

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.graph import Node
 
 from gradsan import _torch
 from gradsan.model import Region
@@ -51,7 +52,7 @@ def part(tensor: torch.Tensor, value: Region, op: str, written: Region | None, c
 class Arrival:
     """Gradients that arrive during one backward at the Node that made a value."""
 
-    def __init__(self, node: Any, parts: Iterable[Part], guard: Guard) -> None:
+    def __init__(self, node: Node, parts: Iterable[Part], guard: Guard) -> None:
         """Register a hook on ``node``; ``parts`` of its output have been written since."""
         self._parts, self._guard = tuple(parts), guard
         self._has_run = self._is_known = self._is_reached = False

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.autograd.graph import Node
 
 from gradsan import _torch
 from gradsan.graph import naming, walk
@@ -106,7 +107,7 @@ def by_another_optimizer(
     return _as_bridges(core, backward.thread, frame, _border(backward.roots, _Leaves(shared), _OTHERS, _MOVED))
 
 
-def _is_before(node: Any, past: PastBackward) -> bool:
+def _is_before(node: Node, past: PastBackward) -> bool:
     number = _torch.node_sequence(node)
     return number is not None and number < past.begun_at
 
@@ -126,7 +127,7 @@ def _calls_between(core: Log, number: int, past: PastBackward) -> tuple[Site, ..
     return tuple(symbolise(stack) for stack in (*stacks.values(), past.stack))
 
 
-def _went_through(node: Any, past: PastBackward) -> bool:
+def _went_through(node: Node, past: PastBackward) -> bool:
     """Whether the graph of an earlier backward has ``node``, or may have, its loss being gone."""
     roots = past.live_roots()
     if roots is None:
@@ -238,7 +239,7 @@ def _reached(roots: tuple[Any, ...], kind_of: Callable[[Any], int]) -> dict[Any,
     return reached
 
 
-def _is_leaf(node: Any) -> bool:
+def _is_leaf(node: Node) -> bool:
     return _torch.is_tensor(getattr(node, "variable", None))
 
 
@@ -268,7 +269,7 @@ def _line(site: Site) -> tuple[tuple[str, int], ...]:
     return tuple((frame.file, frame.line) for frame in site.frames if frame.is_user)
 
 
-def sites_near(core: Log, node: Any, thread: int) -> tuple[Site, ...]:
+def sites_near(core: Log, node: Node, thread: int) -> tuple[Site, ...]:
     """Return the site of a Node; where its call was not watched, those of the calls before and after it."""
     number = _torch.node_sequence(node)
     return () if number is None else tuple(symbolise(stack) for *_, stack in core.nodes_near(number, thread))

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any, Literal
 
 import torch
+from torch.autograd.graph import Node
 
 from gradsan import _torch
 from gradsan.graph import naming, walk
@@ -32,7 +33,7 @@ _OF_COMPILERS = ("/torch/_dynamo/", "/torch/_functorch/", "/torch/_inductor/")
 
 
 def as_uncompiled(
-    conflict: Conflict, node: Any, slot: str | None, tensor: torch.Tensor, backward: BackwardRecord
+    conflict: Conflict, node: Node | None, slot: str | None, tensor: torch.Tensor | None, backward: BackwardRecord
 ) -> Conflict:
     """Return ``conflict`` with save and writes at the program's own lines, as far as these are known.
 
@@ -67,7 +68,7 @@ def as_uncompiled(
     )
 
 
-def needed_first(node: Any, output: int, site: Site) -> tuple[str, Site]:
+def needed_first(node: Node, output: int, site: Site) -> tuple[str, Site]:
     """Return the operation inside a compiled Node whose saved values a backward from its ``output`` needs first.
 
     As (name of its Node, site). If the graph does not show it: the compiled Node itself and ``site``, that of the call
@@ -99,7 +100,7 @@ def _callers(site: Site) -> tuple[tuple[str, int], ...]:
     return () if at == len(site.frames) else tuple((frame.file, frame.line) for frame in site.frames[:at])
 
 
-def _place(inside: Inside, node: Any, slot: str, tensor: torch.Tensor, frame: FrameType) -> Place | None:
+def _place(inside: Inside, node: Node, slot: str, tensor: torch.Tensor, frame: FrameType) -> Place | None:
     """Return the value of the traced graph that a saved tensor is; None where that is not decided."""
     slots = [name for name, _ in _torch.saved_slots(node)]
     names = _torch.saved_in_graph(node, len(slots))
@@ -144,7 +145,7 @@ def _place(inside: Inside, node: Any, slot: str, tensor: torch.Tensor, frame: Fr
     return None
 
 
-def _output_held(node: Any, storage: int, frame: FrameType) -> int | None:
+def _output_held(node: Node, storage: int, frame: FrameType) -> int | None:
     """The number of the graph's result that lies in ``storage``, found by a tensor that the program still holds."""
     for found in naming.find(frame, lambda one: one.grad_fn is not None and _torch.storage_identity(one) == storage):
         maker, number = found.tensor.grad_fn, found.tensor.output_nr
@@ -172,7 +173,7 @@ def _named_alike(inside: Inside, name: str) -> list[Place]:
     ]
 
 
-def _sizes_now(inside: Inside, node: Any) -> dict[Place, tuple[int, ...]]:
+def _sizes_now(inside: Inside, node: Node) -> dict[Place, tuple[int, ...]]:
     """The sizes in this call of the results, and of the arguments with edges; they may differ from those traced."""
     written, edges = _torch.written_inputs(node), node.next_functions
     made = {place: (node, place.number + written) for place in inside.values if place.kind == "output"}
@@ -215,7 +216,7 @@ def _fits(shape: tuple[int, ...], known: tuple[int, ...], varies: bool) -> bool:
     return len(shape) == len(known) if varies else shape == known
 
 
-def _reached(node: Any, backward: BackwardRecord) -> frozenset[int] | None:
+def _reached(node: Node, backward: BackwardRecord) -> frozenset[int] | None:
     """Return the results of a compiled graph from which a backward starts, or which it reaches; None if unknown."""
     found = set()
     for one in backward.outputs or ():
@@ -246,7 +247,7 @@ def _asked_first(
     return (uses[0], "only") if uses and not inside.hides else None
 
 
-def is_of_graph(site: Site, node: Any) -> bool:
+def is_of_graph(site: Site, node: Node) -> bool:
     """Whether a write was made by the graph that a compiled Node stands for."""
     own = TRACED.numbered(_torch.compiled_number(node))
     return own is not None and any(one is own for one in _around(site))

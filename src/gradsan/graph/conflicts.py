@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.autograd.graph import Node
 
 from gradsan import _torch
 from gradsan.graph import naming, stale_slots, walk
@@ -130,7 +131,7 @@ def _of_stale(
     return compiled.as_uncompiled(conflict, node, stale.slot, tensor, backward)
 
 
-def _leads_to(node: Any, storage: int) -> bool:
+def _leads_to(node: Node, storage: int) -> bool:
     """Whether ``node`` computes a gradient for a leaf with this memory."""
     leaves = (getattr(child, "variable", None) for child, _ in node.next_functions)
     return any(leaf is not None and _torch.storage_or_none(leaf) == storage for leaf in leaves)
@@ -179,7 +180,7 @@ def save_of(
     stack: Stack,
     tensor: TensorInfo,
     version: int,
-    node: Any,
+    node: Node | None,
     slot: str | None,
 ) -> Save:
     """Return the save in ``slot`` of ``node`` by the call at ``clock`` and ``stack``; the last three may be None."""
@@ -220,7 +221,7 @@ def moment_of(writes: tuple[Write, ...]) -> int:
 
 
 def bridge_over(
-    core: Log, backward: BackwardRecord, node: Any, made: Any, writes: tuple[Write, ...], frame: FrameType
+    core: Log, backward: BackwardRecord, node: Node | None, made: Any, writes: tuple[Write, ...], frame: FrameType
 ) -> Bridge | None:
     """Return the edge at which the graph of ``backward`` crosses the first of ``writes`` on its path to ``node``."""
     if node is None or not writes or not backward.roots:
@@ -245,7 +246,7 @@ def bridge_over(
     )
 
 
-def passed(core: Log, roots: Iterable[Any], node: Any, moment: int) -> tuple[Passed, ...]:
+def passed(core: Log, roots: Iterable[Any], node: Node | None, moment: int) -> tuple[Passed, ...]:
     """Return the Nodes of a shortest path from one of ``roots`` to ``node``, that one last; empty where there is none.
 
     ``moment`` is the sequence number that separates the Nodes made after the first write from older ones. Empty, too,

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import Node
 from torch.optim import Optimizer
 
 from gradsan import _torch
@@ -68,7 +69,7 @@ def collected_in(storage: int, frame: FrameType | None) -> str | None:
     return next((within for (within, _), many in times.items() if many > 1), None)
 
 
-def name_of_output(node: Any, frame: FrameType | None) -> str | None:
+def name_of_output(node: Node, frame: FrameType | None) -> str | None:
     """Return the expression by which the user's frames hold an output of ``node`` (an autograd Node)."""
     best = min(
         search(frame, lambda t: t.requires_grad and not t.is_leaf and t.grad_fn is node),

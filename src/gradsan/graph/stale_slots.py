@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.graph import Node
 
 from gradsan import _torch
 from gradsan.graph import naming, walk
@@ -43,7 +44,7 @@ class Stale(NamedTuple):
     ``tensor`` where no Node shows it. ``hidden`` are the Nodes that show no slots and may have saved it.
     """
 
-    node: Any
+    node: Node | None
     slot: str | None
     tensor: torch.Tensor | None
     is_output: bool
@@ -157,7 +158,7 @@ def _is_meant(tensor: torch.Tensor, said: re.Match[str]) -> bool:
     return int(tensor._version) == int(said["now"]) and _torch.sizes_of(tensor) == said["sizes"]
 
 
-def _matching(node: Any, said: re.Match[str]) -> Stale | None:
+def _matching(node: Node, said: re.Match[str]) -> Stale | None:
     """Return the slot of a Node that raises the same message."""
     version = int(said["now"])
     for slot, saved in _torch.saved_slots(node):
@@ -191,7 +192,7 @@ def _sizes(said: re.Match[str]) -> tuple[int, ...]:
     return tuple(int(size) for size in re.findall(r"\d+", said["sizes"]))
 
 
-def _holds_something(node: Any) -> bool:
+def _holds_something(node: Node) -> bool:
     return any(_torch.packed_object(saved) is not None for _, saved in _torch.saved_slots(node))
 
 
@@ -271,7 +272,7 @@ class Origin(NamedTuple):
     is_exact: bool
 
 
-def of_node(core: Log, steps: StepLog, node: Any, thread: int, stale: Stale, storage: int) -> Origin | None:
+def of_node(core: Log, steps: StepLog, node: Node, thread: int, stale: Stale, storage: int) -> Origin | None:
     """Return the call that made ``node``, which saved ``stale`` of ``storage``; ``thread`` is that of the backward."""
     number = _torch.node_sequence(node)
     if number is None:
@@ -303,7 +304,7 @@ def of_node(core: Log, steps: StepLog, node: Any, thread: int, stale: Stale, sto
     return before if not found else None
 
 
-def _is_engines(steps: StepLog, node: Any, number: int, device: Any) -> bool:
+def _is_engines(steps: StepLog, node: Node, number: int, device: Any) -> bool:
     """Whether a thread of the engine has made ``node``: its graph has a younger Node of a calling thread's.
 
     Within one thread a Node is younger than all Nodes below it.

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+from torch.autograd.graph import Node
+
 from gradsan import _torch
 
 # From torch 2.13 on, a Node that Python has touched is destroyed within its consumer, on the C stack: a chain of
@@ -152,7 +154,7 @@ def _when_ready(starts: list[Any], consumers: dict[Any, int]) -> list[Any]:
     return order
 
 
-def _push(heap: list[tuple[int, int, Any]], arrivals: Iterator[int], node: Any) -> None:
+def _push(heap: list[tuple[int, int, Any]], arrivals: Iterator[int], node: Node) -> None:
     number = _torch.node_sequence(node)
     if number is not None:
         heapq.heappush(heap, (-number, next(arrivals), node))
@@ -205,7 +207,7 @@ def meets_parameters(order: Iterable[Any], target: Any) -> bool:
     return any(_is_parameter(child) for child in children if child is not None and child not in leading)
 
 
-def _is_parameter(node: Any) -> bool:
+def _is_parameter(node: Node) -> bool:
     for _ in range(_STEPS_TO_LEAF):
         if _torch.is_tensor(getattr(node, "variable", None)):
             return True
@@ -289,6 +291,6 @@ def lead_to(starts: list[Any], *targets: Any, most: int = 200_000) -> set[Any]:
     return {start for start in starts if known.get(start)}
 
 
-def _not_older(node: Any, oldest: int) -> bool:
+def _not_older(node: Node, oldest: int) -> bool:
     number = _torch.node_sequence(node)
     return number is not None and number >= oldest

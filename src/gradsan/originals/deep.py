@@ -236,7 +236,7 @@ class Deep:
                 return None
         return None if passed_over else found
 
-    def _runs_aside(self, node: Any) -> None:
+    def _runs_aside(self, node: torch.autograd.graph.Node) -> None:
         self._node_aside = node
 
     def _running_node(self) -> Any:

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.graph import Node
 
 from gradsan import _torch
 from gradsan._errors import MemoryFreedError
@@ -104,7 +105,7 @@ class Emptied(Detector):
                 if torch.is_tensor(tensor) and not _torch.is_hooked(saved) and not fits_its_memory(tensor):
                     self._look_when_it_runs(node, slot, backward.thread)
 
-    def _look_when_it_runs(self, node: Any, slot: str, thread: int) -> None:
+    def _look_when_it_runs(self, node: Node, slot: str, thread: int) -> None:
         # The hook belongs to the Node; holding the Node would keep it alive for good.
         def look(_: Any) -> None:
             handle.remove()
@@ -121,7 +122,7 @@ class Emptied(Detector):
 
         handle = before_node(node, look)
 
-    def _stop(self, node: Any, slot: str, tensor: torch.Tensor, thread: int) -> None:
+    def _stop(self, node: Node, slot: str, tensor: torch.Tensor, thread: int) -> None:
         made = call_that_made(self._core, _torch.node_sequence(node), thread)
         clock, stack = (made.clock, made.stack) if made is not None else (0, None)
         frame = sys._getframe(1)
@@ -130,7 +131,7 @@ class Emptied(Detector):
 
     def conflict(
         self,
-        node: Any,
+        node: Node,
         slot: str | None,
         tensor: torch.Tensor,
         clock: int,

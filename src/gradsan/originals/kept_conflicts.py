@@ -6,6 +6,8 @@ import sys
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from torch.autograd.graph import Node
+
 from gradsan import _torch
 from gradsan.graph import naming, walk
 from gradsan.graph.conflicts import bridge_over, moment_of, passed, save_of, tensor_info, use_of
@@ -105,7 +107,7 @@ def changed_beside(backward: BackwardRecord | None, kept: Kept) -> tuple[Any, Ke
     return None
 
 
-def _way(kept: Kept, writes: tuple[Write, ...], node: Any) -> str | None:
+def _way(kept: Kept, writes: tuple[Write, ...], node: Node) -> str | None:
     """Return the way of a write that PyTorch did not count, as far as the log shows it."""
     # Inductor saves views that it makes itself, whose counter is their own.
     is_counted = any(write.version is not None for write in writes)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.graph import Node
 
 from gradsan import _torch
 from gradsan.graph import naming, walk
@@ -36,7 +37,7 @@ class Value(NamedTuple):
 
     storage: int
     place: tuple[Any, ...]
-    node: Any
+    node: Node
     number: int
 
 
@@ -139,7 +140,7 @@ class _Through(HooksOnTheWay):
     node: Any = None
     change: Callable[[dict[int, Any]], None] = lambda received: None
 
-    def apply(self, node: Any, received: dict[int, Any], passed_over: Callable[[str], None]) -> None:
+    def apply(self, node: Node, received: dict[int, Any], passed_over: Callable[[str], None]) -> None:
         """Apply the hooks; at ``node``, change the gradients instead."""
         if node is not self.node:
             HooksOnTheWay.apply(self, node, received, passed_over)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch.autograd.graph import Node
 
 from gradsan import _torch
 from gradsan.model import ByteChange
@@ -242,7 +243,7 @@ class Kept(_SavedFields):
         """Whether the version counter has moved since the save."""
         return self.version != _version_of(self.alias)
 
-    def version_error(self, node: Any) -> str:
+    def version_error(self, node: Node) -> str:
         """Return PyTorch's version error for a use of the value by ``node``."""
         number = self.output or 0
         maker = node if self.output is not None else getattr(self.very_tensor, "grad_fn", None)

@@ -15,6 +15,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import torch
+from torch.autograd.graph import Node
 from torch.nn import functional
 
 from gradsan import _torch
@@ -63,7 +64,7 @@ _DECORATORS = frozenset({torch.autograd.function.__file__, torch.amp.autocast_mo
 """The files of ``once_differentiable`` and ``custom_bwd``."""
 
 
-def is_repeatable(node: Any, function: Any, gradients: list[Any]) -> bool:
+def is_repeatable(node: Node, function: Any, gradients: list[Any]) -> bool:
     """Whether the backward of ``function``, whose Node is ``node``, may be run again with these gradients."""
     if any(type(one) not in _torch.PLAIN_TENSORS for one in gradients):
         return False

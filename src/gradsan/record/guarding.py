@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
 from gradsan import _torch
@@ -44,12 +45,12 @@ def numbered_apart(handle: Any) -> Any:
     return handle
 
 
-def before_node(node: Any, hook: Callable[[Any], object]) -> Any:
+def before_node(node: Node, hook: Callable[[Any], object]) -> Any:
     """Register ``hook``, gradsan's own, to be called before a Node runs in a backward; return the handle."""
     return numbered_apart(node.register_prehook(own(hook)))
 
 
-def after_node(node: Any, hook: Callable[[Any, Any], object]) -> Any:
+def after_node(node: Node, hook: Callable[[Any, Any], object]) -> Any:
     """Register ``hook`` likewise, to be called after the Node has run."""
     return numbered_apart(node.register_hook(own(hook)))
 

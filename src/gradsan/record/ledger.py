@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from torch.autograd.graph import Node
+
 from gradsan import _torch
 from gradsan.model import Region, Site, Write
 from gradsan.record.log import Log, Stack
@@ -49,7 +51,7 @@ def call_that_made(core: Log, number: int | None, thread: int) -> RawCall | None
     return next((one for one in near if number is not None and one.first <= number < one.end), None)
 
 
-def site_that_made(core: Log, node: Any, thread: int) -> Site | None:
+def site_that_made(core: Log, node: Node | None, thread: int) -> Site | None:
     """Return where ``node`` was made in ``thread``; None without one, or where no watched call made it."""
     made = None if node is None else call_that_made(core, _torch.node_sequence(node), thread)
     return None if made is None else symbolise(made.stack)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd.graph import Node
 
 from gradsan import _torch
 from gradsan.detect.nonfinite.origins import How, Origin, Origins, first_cause
@@ -117,14 +118,14 @@ class Backward:
         run.nodes.clear()
         run.handles.clear()
 
-    def _before_leaf(self, run: _Run, node: Any, gradients: Any) -> None:
+    def _before_leaf(self, run: _Run, node: Node, gradients: Any) -> None:
         """Check the gradient of a leaf after hooks of the program's have changed it."""
         gradient = gradients[0]
         if getattr(self._busy, "on", False) or gradient is None or not _torch.is_nonfinite(gradient):
             return
         self._quietly(lambda: self._give(run, node, gradient))
 
-    def _give(self, run: _Run, node: Any, gradient: torch.Tensor) -> None:
+    def _give(self, run: _Run, node: Node, gradient: torch.Tensor) -> None:
         origin = self._origins.of(gradient)
         if origin is not None and origin not in run.given.get(node, ()):
             run.given.setdefault(node, []).append(origin)
@@ -137,7 +138,7 @@ class Backward:
         if bad:
             self._quietly(lambda: self._keep(run, run.nodes[number], bad, tuple(given)))
 
-    def _keep(self, run: _Run, node: Any, bad: list[tuple[int, Any]], given: tuple[Any, ...]) -> None:
+    def _keep(self, run: _Run, node: Node, bad: list[tuple[int, Any]], given: tuple[Any, ...]) -> None:
         came = [one for one in given if one is not None and _torch.is_nonfinite(one)]
         gradient = bad[0][1]
         # Code of the program's ran in the Node, and its own operation was seen.
@@ -181,12 +182,12 @@ class Backward:
                 if child is not None:
                     run.given.setdefault(child, []).append(origin)
 
-    def _inside(self, node: Any, given: tuple[Any, ...], came: list[Any]) -> Origin | None:
+    def _inside(self, node: Node, given: tuple[Any, ...], came: list[Any]) -> Origin | None:
         if self.inside is None or came or not _torch.is_compiled_node(node):
             return None
         return self.inside(node, given, self.stack_of(node))
 
-    def _kept_bad(self, node: Any, stack: RawStack) -> tuple[Origin, ...]:
+    def _kept_bad(self, node: Node, stack: RawStack) -> tuple[Origin, ...]:
         """Return the origins of non-finite values that a Node had saved, if another operation made them.
 
         The -inf of a mask, a constant of the program, is meant.
@@ -206,7 +207,7 @@ class Backward:
         running = running_here(self._core)
         return None if running is None else running[1]
 
-    def stack_of(self, node: Any) -> Any:
+    def stack_of(self, node: Node) -> Any:
         """Return the raw stack of the call that made a Node; None where it is not in the log."""
         # A thread of the engine runs Nodes that the calling thread has made.
         running = running_here(self._core)
@@ -215,9 +216,9 @@ class Backward:
         return None if made is None else made.stack
 
 
-def _watched(node: Any) -> Any:
+def _watched(node: Node | None) -> Any:
     """Return the Node whose hook checks a gradient for ``node``: the first one below that computes."""
-    while type(node).__name__ in _MOVING and not has_tensor_hooks(node):
+    while node is not None and type(node).__name__ in _MOVING and not has_tensor_hooks(node):
         node = node.next_functions[0][0]
     return node
 
@@ -231,12 +232,12 @@ def _given(given: tuple[Any, ...], facts: Searched) -> Iterator[Operand]:
     yield from operands_of(named, facts.index, facts.shape)
 
 
-def _saved(node: Any, facts: Searched) -> Iterator[Operand]:
+def _saved(node: Node, facts: Searched) -> Iterator[Operand]:
     for slot, value in _values_kept(node):
         yield from operands_of([(slot, value)], facts.index, facts.shape)
 
 
-def _values_kept(node: Any) -> Iterator[tuple[str, Any]]:
+def _values_kept(node: Node) -> Iterator[tuple[str, Any]]:
     """Yield the values that a Node has saved, as far as readable: nothing is freed before its hooks have run."""
     for slot, saved in _torch.saved_slots(node):
         if _torch.is_hooked(saved):

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.autograd.graph import Node
 
 from gradsan import _torch
 from gradsan.detect.nonfinite.backward import Backward
@@ -68,7 +69,7 @@ class CompiledCalls:
                 return _known(self._origins.of(outputs[number]), random)
         return None
 
-    def in_backward(self, node: Any, given: Sequence[Any], stack: RawStack) -> Origin | None:
+    def in_backward(self, node: Node, given: Sequence[Any], stack: RawStack) -> Origin | None:
         """Return the origin of non-finite gradients inside a compiled Node that was ``given`` finite ones."""
         found = self._arguments_of(node)
         if found is None or any(one is not None and _torch.is_nonfinite(one) for one in given):
@@ -96,7 +97,7 @@ class CompiledCalls:
             return _known(min(origins, key=lambda one: one.number, default=None), random)
         return None
 
-    def _arguments_of(self, node: Any) -> tuple[_torch.Traced, tuple[Any, ...]] | None:
+    def _arguments_of(self, node: Node) -> tuple[_torch.Traced, tuple[Any, ...]] | None:
         """Return the traced graph of a compiled Node and the arguments of its call; None where unknown or unfitting."""
         number = _torch.node_sequence(node)
         arguments = None if number is None else self._arguments.get(number)
@@ -129,7 +130,7 @@ class _InnerBackward(Backward):
         self._run, self._site_of_call = run, site_of_call
         self.install(lambda work: work())
 
-    def stack_of(self, node: Any) -> Any:
+    def stack_of(self, node: Node) -> Any:
         """Return the site of the operation that made a Node."""
         made = self._run.call_of(_torch.node_sequence(node))
         return None if made is None else self._site_of_call(made[1])

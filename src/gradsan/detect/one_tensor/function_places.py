@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.utils.checkpoint
+from torch.autograd.graph import Node
 
 from gradsan import _torch
 from gradsan.graph.bytecode import functions_of, getattr_static, reads_of
@@ -79,7 +80,7 @@ class KeptForAllCalls:
         """Whether a live graph may have such a Function."""
         return bool(self._kept)
 
-    def applied(self, kind: Any, node: Any, tensors: Iterable[Any], stack: Callable[[], Any]) -> None:
+    def applied(self, kind: Any, node: Node, tensors: Iterable[Any], stack: Callable[[], Any]) -> None:
         """Note a Function applied to ``tensors`` (its outputs included), with its Node ``node``."""
         places = self._places.get(kind)
         if places is None:
