@@ -36,6 +36,18 @@ def density_that_a_library_adds_up() -> None:
         _fit(optimizer, names["density"](x, x.view(3), (x - 1).pow(2).sum()))
 
 
+def parameters_that_are_only_checked() -> None:
+    """A head of a later phase is looked at like all others, and the norm of what is trained is printed."""
+    net, later = nn.Linear(5, 4), nn.Linear(4, 2)
+    optimizer = torch.optim.SGD([*net.parameters(), *later.parameters()], lr=0.1)
+    for _ in range(ROUNDS):
+        loss = net(torch.randn(8, 5)).pow(2).mean()
+        assert not any(bool(p.isnan().any()) or bool((p != p).any()) for p in (*net.parameters(), *later.parameters()))
+        with torch.no_grad():
+            assert sum(float(p.norm()) for p in later.parameters()) > 0
+        _fit(optimizer, loss)
+
+
 def bounds_that_the_rest_takes_away_again() -> None:
     net = nn.Linear(5, 4)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -158,6 +170,7 @@ def test_a_constant_on_purpose_is_not_reported(cons: Any) -> None:
 
 PROGRAMS = (
     density_that_a_library_adds_up,
+    parameters_that_are_only_checked,
     numbers_that_are_meant_as_such,
     numbers_that_shift_and_scale,
     bounds_that_the_rest_takes_away_again,

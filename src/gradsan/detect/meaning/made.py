@@ -23,6 +23,11 @@ from gradsan.record.patches import Patches, standing
 _LATE_KEPT, _PLACES_KEPT, _TIMES = 4_096, 64, 3
 
 
+def is_in_forward(stack: Any) -> bool:
+    """Whether a module's call is on the stack."""
+    return any(_torch.is_module_call(code.co_filename) and code.co_name == "_call_impl" for code in stack.codes)
+
+
 class Made(NamedTuple):
     """An optimizer or a scheduler: a weak reference, and the clock and stack of its construction."""
 
@@ -121,7 +126,7 @@ class Making(Detector):
         self._schedulers[id(scheduler)] = Made(weakref.ref(scheduler), self._core.clock, stack)
 
     def _registered(self, module: Any, name: str, parameter: Any, stack: Any) -> None:
-        if any(_torch.is_module_call(code.co_filename) and code.co_name == "_call_impl" for code in stack.codes):
+        if is_in_forward(stack):
             place = (*stack.codes, name)
             if place in self._in_calls or len(self._in_calls) < _PLACES_KEPT:
                 made = _torch.weak_tensor(parameter), f"{type(module).__name__}.{name}", stack

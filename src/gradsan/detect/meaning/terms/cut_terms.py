@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gradsan import _torch
+from gradsan.detect.meaning.made import is_in_forward
 from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.detect.meaning.terms.constant_terms import LISTED, SUMS, made_of, sums_below
 from gradsan.graph import naming
@@ -145,7 +146,8 @@ class CutTerms(RoundDetector):
         if sources or leaves:
             how = "detached" if op == "detach" else "discrete" if _torch.is_grad_enabled() else "no_grad"
             stack = self._core.stack()
-            left = [Cut(stack, op, one, how) for one in (*sources, *leaves)]
+            # Outside of a forward, parameters are measured and checked, too.
+            left = [Cut(stack, op, one, how) for one in (*sources, *(leaves if is_in_forward(stack) else ()))]
             cuts = (*cuts, *left[: len(sources)])
             if self.is_before_first_backward:
                 self.left.update(
