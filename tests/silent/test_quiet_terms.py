@@ -71,6 +71,20 @@ def entropies_of_what_is_fixed_in_this_step() -> None:
         _fit(optimizer, -((shares * likelihood).sum() + entropy) / len(data))
 
 
+def _width(mean: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
+    return torch.distributions.Normal(mean, spread).entropy().mean()
+
+
+def entropies_of_a_fixed_spread() -> None:
+    net = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(ROUNDS):
+        mean = net(torch.randn(8, 4))
+        spread = torch.exp(torch.zeros_like(mean))
+        error = ((torch.randn(8, 2) - mean) / spread).square().mean()
+        _fit(optimizer, error - 0.01 * _width(mean, spread))
+
+
 def baselines_and_running_averages() -> None:
     net, average = nn.Linear(4, 1), torch.zeros(())
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -171,6 +185,7 @@ def test_a_constant_on_purpose_is_not_reported(cons: Any) -> None:
 PROGRAMS = (
     density_that_a_library_adds_up,
     parameters_that_are_only_checked,
+    entropies_of_a_fixed_spread,
     numbers_that_are_meant_as_such,
     numbers_that_shift_and_scale,
     bounds_that_the_rest_takes_away_again,
