@@ -42,6 +42,9 @@ PARTS = [
     # What the run does not tell, the source does: a name that is only ever bound to whole numbers.
     ("LAST = 2\nx[:, LAST] = 0.5", "__setitem__", None,
      "x = x.select_scatter(torch.full_like(x[:, LAST], 0.5), 1, LAST)"),
+    # A name of a number is filled in as a number is: index_put takes tensors only.
+    ("low, high = 1.5, 2\nx[x < low] = low", "__setitem__", True, "x = x.masked_fill(x < low, low)"),
+    ("low = 0.25\nx[idx] = low", "__setitem__", True, "x = x.index_put((idx,), x.new_tensor(low))"),
 ]  # fmt: skip
 NONE = [
     ("x[None, 0] = v", "__setitem__", False),

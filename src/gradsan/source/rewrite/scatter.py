@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited, elements_of, is_all
-from gradsan.source.identifiers import imported_as, leaf_name
+from gradsan.source.identifiers import bindings_of, imported_as, leaf_name
 from gradsan.source.rewrite.out_of_place import augmented_value, chain_value
 from gradsan.source.rewrite.rebinding import can_rebind, notes_on_rebinding
 from gradsan.source.rewrite.suggest import TAKES_A_METHOD_CALL
@@ -128,7 +128,7 @@ def _with_part(source: SourceFile, part: ast.Subscript, value: str, index_is_ten
         return None
     if index_is_tensor is None:
         index_is_tensor = not all(_is_position(source, one) for one in elements)
-    constant = _is_number(value)
+    constant = _is_number(value) or _is_always_number(source, value, int, float)
     if index_is_tensor:
         return _by_tensors(source, name, elements, value, constant)
     if constant:
@@ -237,7 +237,7 @@ def _is_position(source: SourceFile, node: ast.expr) -> bool:
         return False
     if any(isinstance(around, ast.For) and _counts(around, node.id) for around, _ in source.ancestors(node)):
         return True
-    return _is_always_number(source, node.id)
+    return _is_always_number(source, node.id, int)
 
 
 def _may_be_slice(source: SourceFile, node: ast.expr) -> bool:
@@ -248,21 +248,14 @@ def _may_be_slice(source: SourceFile, node: ast.expr) -> bool:
     return any(isinstance(one, ast.Name) and one.id == "slice" for one in calls)
 
 
-def _is_always_number(source: SourceFile, name: str) -> bool:
-    """Whether the file binds ``name`` to integer literals only."""
-    nodes = list(source.nodes)
-    if any(isinstance(node, ast.arg) and node.arg == name for node in nodes):
+def _is_always_number(source: SourceFile, name: str, *kinds: type) -> bool:
+    """Whether the file binds ``name`` to literals of ``kinds`` only."""
+    if any(isinstance(node, ast.arg) and node.arg == name for node in source.nodes):
         return False
-    bound = sum(isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store) for node in nodes)
-    numbers = [
-        node
-        for node in nodes
-        if isinstance(node, ast.Assign)
-        and any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
-        and isinstance(node.value, ast.Constant)
-        and type(node.value.value) is int
+    bound = [
+        one for node in source.nodes if isinstance(node, ast.stmt) for one in bindings_of(node) if one.name == name
     ]
-    return bound == len(numbers) > 0
+    return bool(bound) and all(isinstance(one.value, ast.Constant) and type(one.value.value) in kinds for one in bound)
 
 
 def _counts(loop: ast.For, name: str) -> bool:
