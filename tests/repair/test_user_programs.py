@@ -20,6 +20,8 @@ ALWAYS = {
     "residual_sums_in_place",
     "state_in_buffer",
     "weights_backed_up_by_data",
+    "loss_before_hand_steps",
+    "number_beside_state",
     "layers_trained_alone",
     "weights_set_once",
     "head_rescaled_through_data",

@@ -54,6 +54,10 @@ def find(used: Site, bridge: Bridge) -> Carrier | None:
     if not groups and len(bridge.taken_near) == 1:
         # An operation that saves nothing has no site of its own; the last save before it may be all that is known.
         level, groups = _groups((*bridge.taken_near, used), use, bridge.made_near)
+    states = (
+        (at, [one for one in some if _in_round(one.name, at, level) not in bridge.numbers]) for at, some in groups
+    )
+    groups = [(place, found) for place, found in states if found]
     live = (group for group in groups if _holds(group, level, bridge.name))
     made = (group for group in groups if any(_was_made_at(one.bound_at, bridge.made_near) for one in group[1]))
     chosen = next(chain(live, made, groups), None)

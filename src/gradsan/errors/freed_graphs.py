@@ -5,8 +5,8 @@ are told apart by their number, and by the graph of the earlier loss where that 
 
 Roles: ``needed`` (this backward), ``freed_by`` (the earlier one), ``saved`` (the call that made the freed Node),
 ``bridge`` (the tensor by which the new graph depends on the freed one) with ``bridge_made`` and ``bridge_taken`` (the
-calls around it), ``further`` (another such tensor), ``updated`` (a step between the two backwards), ``borrowed`` (a
-tensor by which one of the losses depends on a network that another optimizer trains) with ``borrowed_made`` and
+calls around it), ``further`` (another such tensor), ``updated`` (a step between the two backwards, or
+another write to a leaf of the freed graph), ``borrowed`` (a tensor by which one of the losses depends on a network that another optimizer trains) with ``borrowed_made`` and
 ``borrowed_taken``, ``held`` (a live variable whose graph leads back to the freed Node; ``values``: the fields of
 :class:`gradsan.model.Held`), ``way`` (the Nodes from the loss to the freed one; ``values``: ``passed``, as in
 :class:`gradsan.model.Conflict`).
@@ -27,7 +27,7 @@ from gradsan.graph import borrowed, compiled, naming, walk
 from gradsan.graph.conflicts import passed
 from gradsan.model import Bridge, Clue, HeldClue, PathClue
 from gradsan.record.backwards import PastBackward
-from gradsan.record.ledger import RawCall, call_that_made
+from gradsan.record.ledger import RawCall, RawWrite, call_that_made
 from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord, StepRecord
@@ -89,6 +89,7 @@ def gather_second_backward(context: Context) -> tuple[Clue, ...]:
             values={
                 "younger": "" if join.younger is None else join.younger.name(),
                 "cached": cached is not None,
+                "numbers": naming.numbers_in(context.frame),
                 "made_after": younger is not None and younger >= by.sequence,
                 "is_term": not walk.meets_parameters(order, join.older),
                 # A number built once is a term of the loss: as a constant, it would have no effect.
@@ -114,8 +115,17 @@ def gather_second_backward(context: Context) -> tuple[Clue, ...]:
         if by.clock < step.clock < backward.clock or _calls_again(step, by, backward):
             clues.append(Clue("updated", symbolise(step.stack), op=step.optimizer))
             return (*clues, *_borrowed(context, by))
+    clues += _by_hand(context, join.older, by)
     alone = borrowed.by_another_optimizer(core, by, backward, context.frame)
     return (*clues, *_as_clues(alone, is_later=True))
+
+
+def _by_hand(context: Context, older: Any, by: PastBackward) -> list[Clue]:
+    """The first write since ``by`` to a leaf of the freed graph: an update that no optimizer made."""
+    kept = {_torch.storage_identity(leaf) for leaf in walk.leaves_of(walk.engine_order([older]))}
+    raws = (RawWrite(*entry) for entry in context.core.writes_after(by.clock))
+    first = next((raw for raw in raws if raw.storage in kept), None)
+    return [] if first is None else [Clue("updated", symbolise(first.stack), op=first.op)]
 
 
 def _calls_again(step: StepRecord, by: PastBackward, backward: BackwardRecord) -> bool:

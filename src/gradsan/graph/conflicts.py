@@ -242,6 +242,7 @@ def bridge_over(
         made_near=borrowed.sites_near(core, cut.older, backward.thread),
         forward_ran_again=made is not None and made.is_exact and core.ran_since(made.stack, moment, made.thread),
         held=naming.held_graphs([node], frame, moment),
+        numbers=naming.numbers_in(frame),
         is_term=not walk.meets_parameters(walk.engine_order(backward.roots), cut.older),
     )
 

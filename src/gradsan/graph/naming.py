@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
@@ -16,7 +17,7 @@ from gradsan import _torch
 from gradsan._collector import objects_of
 from gradsan.graph import walk
 from gradsan.graph.live import value_of
-from gradsan.graph.variables import Found, Scope, kind_of, search
+from gradsan.graph.variables import Found, Scope, kind_of, search, spaces_of
 from gradsan.model import Clue, Held, Layer, Name, Site
 from gradsan.record.stacks import definition_site, is_user_file
 
@@ -101,6 +102,13 @@ def held_graphs(nodes: Sequence[Any], frame: FrameType | None, moment: int) -> t
         if one.tensor.grad_fn in leading
     )
     return tuple(dict.fromkeys(held))[:_MOST_HELD]
+
+
+def numbers_in(frame: FrameType | None) -> frozenset[str]:
+    """Return the names to which the user's frames bind numbers or text, and nothing else."""
+    bound = [pair for space in spaces_of(frame) for pair in space.variables.items()]
+    others = {name for name, value in bound if not isinstance(value, numbers.Number | str)}
+    return frozenset(name for name, _ in bound) - others
 
 
 def _was_rewritten(tensor: torch.Tensor) -> bool:

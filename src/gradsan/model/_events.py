@@ -137,8 +137,9 @@ class Bridge:
     ``made_near`` those around the operation that made it: one where that operation saved something itself, else the
     save before it and the save after it. ``forward_ran_again`` says that the code which saved the overwritten value ran
     again after the write: a loop that carries its state, rather than one forward used after a step. ``held`` are the
-    live variables whose graph leads back to the overwritten value, among them the carried one. ``is_term``:
-    the tensor enters the loss without being combined with a parameter, as the value of a state, unlike a hidden state.
+    live variables whose graph leads back to the overwritten value, among them the carried one. ``numbers`` are names
+    of numbers and texts, which carry no state. ``is_term``: the tensor enters the loss without being combined with a
+    parameter, as the value of a state, unlike a hidden state.
     """
 
     older: str
@@ -149,6 +150,7 @@ class Bridge:
     forward_ran_again: bool = False
     held: tuple[Held, ...] = ()
     is_term: bool = False
+    numbers: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,9 @@ def second_backward(failure: Failure) -> Diagnosis | None:
             notes=(Message(COSTS),),
         )
     if freed_by.values.get("same_loss"):
-        return _same(_case(failure, needed, freed_by, bridge))
+        case, stacks = _case(failure, needed, freed_by, bridge), (bridge.user_frame, needed.user_frame)
+        is_loop = _same_line(needed.site, freed_by.site) and None not in stacks
+        return _once(case) if is_loop and not source.in_same_loops(*filter(None, stacks)) else _same(case)
     made = bridge.user_frame
     if bridge.values.get("made_after") and made is not None and source.is_filled_once(made):
         # The line may still have run again: for another key of the cache.
@@ -102,6 +104,8 @@ def _case(failure: Failure, needed: Clue, freed_by: Clue, bridge: Clue, is_carri
         between = Bridge(
             bridge.op or "?", str(bridge.values.get("younger", "")), bridge.name, taken, made, True, _held(failure)
         )
+        numbers = bridge.values.get("numbers")
+        between = replace(between, numbers=numbers) if isinstance(numbers, frozenset) else between
         carrier = carriers.find(needed.site, between)
     if carrier is not None:
         return _Case(failure, needed, freed_by, bridge, carrier, carrier.name, carrier.bound_at)
@@ -212,6 +216,8 @@ def _once(case: _Case) -> Diagnosis:
         if bound is not None and bound[0] != case.name:
             beside = anew_or_cut(BuiltOnce(other.name or bound[0], bound[1], made, used, is_trained))
             first = tuple(joined(one, beside) or one for one in first)
+    if case.freed_by.values.get("same_loss"):
+        first = first[:1]  # a loss without a graph would train nothing
     if all(one.kind != "recompute_forward" for one in first):
         return _diagnosis(case, ONCE, first, note)
     return _diagnosis(case, ONCE, (*borrowed, *kept, *first), note)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import builtins
+import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
 
 from gradsan.model import Diagnosis, Fix, Label, Lines
 from gradsan.repair.fixes import _blocks as blocks
+from gradsan.source.bindings import method_receiver
 from gradsan.source.change import Edit, changed_lines, edited, text_with
 from gradsan.source.identifiers import leaf_name, local_nodes
 from gradsan.source.kept import is_kept_here, kept_since
@@ -75,9 +78,11 @@ def _moved(made: Label, used: Label) -> Iterator[Fix | None]:
     loop = None if pair is None or pair[0].index >= pair[1].index else _loop_of(pair[1].statement)
     if pair is None or loop is None:
         return
-    yield _put_into(pair[0], loop, "rebuild_in_loop", pair[1].statement)
-    if (first := _start_of(pair[0])) is not None:
-        yield _put_into(first, loop, "rebuild_in_loop", pair[1].statement)
+    starts = [pair[0], _start_of(pair[0])]
+    if method_receiver(used.frame) in blocks.names_bound(pair[0].statement):
+        starts.reverse()  # the loss itself: what it was computed from has been freed with it
+    for first in starts:
+        yield None if first is None else _put_into(first, loop, "rebuild_in_loop", pair[1].statement)
 
 
 def _loop_of(node: ast.stmt) -> ast.For | ast.While | None:
@@ -92,14 +97,27 @@ def _loop_of(node: ast.stmt) -> ast.For | ast.While | None:
 
 def _start_of(made: blocks.Placed) -> blocks.Placed | None:
     """The first statement of the block that the one at ``made`` is computed from; None where there is none."""
-    needed, first = blocks.names_read([made.statement]), None
+    needed, first, given = blocks.names_read([made.statement]), None, _given(made)
     for index in range(made.index - 1, -1, -1):
         node = made.block[index]
         computes = isinstance(node, ast.Assign) and blocks.names_bound(node) & needed
         if computes and not constructs(made.source, node):
             needed |= blocks.names_read([node])
-            first = replace(made, statement=node, index=index)
+            first = first if node in given else replace(made, statement=node, index=index)
     return first
+
+
+def _given(made: blocks.Placed) -> set[ast.stmt]:
+    """The assignments before ``made`` in its block that make leaves, or data of data: run again, they give others."""
+    imports = (node for node in made.source.nodes if isinstance(node, ast.Import | ast.ImportFrom))
+    data = {one.asname or one.name.partition(".")[0] for node in imports for one in node.names} | set(dir(builtins))
+    found: set[ast.stmt] = set()
+    for node in made.block[: made.index]:
+        is_leaf = re.search(r"requires_grad|Parameter\b", blocks.text_of(made.source, node)) is not None
+        is_data = not is_leaf and isinstance(node, ast.Assign) and not names_read([node]) - data
+        found |= {node} if is_leaf or is_data else set()
+        data = data | blocks.names_bound(node) if is_data else data - blocks.names_bound(node)
+    return found
 
 
 def _into_function(made: Label, used: Label) -> Fix | None:
