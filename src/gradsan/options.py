@@ -207,7 +207,9 @@ def _gradsan_table(file: Path) -> Mapping[str, Any] | None:
             tool = import_module(_TOML).load(stream).get("tool", {})
     except (OSError, ValueError) as failure:
         # A TOMLDecodeError is a ValueError, and so is a UnicodeDecodeError.
-        raise OptionsError(Message("cli.broken_file", {"path": file, "reason": _reason(failure)})) from None
+        raise OptionsError(
+            Message("cli.broken_file", {"path": file, "reason": getattr(failure, "strerror", None) or str(failure)})
+        ) from None
     table = tool.get("gradsan") if isinstance(tool, Mapping) else None
     if table is None or isinstance(table, Mapping):
         return table
@@ -218,10 +220,6 @@ def _gradsan_table(file: Path) -> Mapping[str, Any] | None:
         "expected": Message("cli.takes_table"),
     }
     raise OptionsError(Message("cli.bad_value", said))
-
-
-def _reason(failure: Exception) -> str:
-    return (isinstance(failure, OSError) and failure.strerror) or str(failure)
 
 
 def _path(value: Any) -> str:

@@ -126,7 +126,8 @@ class ChangedValues(Detector):
             alive = _of_this_life(raws, int(read.alias._version))
             # What moved no counter is in no order with it. All else was written to an earlier tensor at its address.
             is_bypassed = _torch.storage_or_none(read.alias) in self._bypasses
-            raws = alive or (_last_of_each_line(raws) if is_bypassed else [])
+            last = {raw.stack: raw for raw in sorted(raws, key=lambda raw: raw.clock)}
+            raws = alive or (list(last.values()) if is_bypassed else [])
         logged = raws
         # An operation that has left a counter at 0 has not written: ``dropout_`` in eval mode.
         raws = [raw for raw in raws if raw.version != 0]
@@ -384,10 +385,6 @@ def _of_this_life(raws: Sequence[RawWrite], version: int) -> list[RawWrite]:
         found.append(raw)
         at = raw.version
     return found
-
-
-def _last_of_each_line(raws: Sequence[RawWrite]) -> list[RawWrite]:
-    return list({raw.stack: raw for raw in sorted(raws, key=lambda raw: raw.clock)}.values())
 
 
 def _has_moved(raw: RawWrite, logged: Sequence[RawWrite], origin: int) -> bool:

@@ -88,7 +88,9 @@ class CompiledInputs(Detector):
     def _judge(self, backward: BackwardRecord, one: _Kept, frame: FrameType) -> None:
         info = conflicts.tensor_info(one.tensor, was_leaf=one.tensor.is_leaf)
         logged = ledger.writes_since(self._core, self._steps, info.storage, one.made.clock, -1)
-        writes = tuple(write for write in logged if _counts(write) and _overlaps(info.region, write))
+        writes = tuple(
+            write for write in logged if _counts(write) and overlap(info.region, write.region or info.region)
+        )
         if not writes or not _reads(one):
             return
         conflict = self._conflict(backward, one, info, writes, frame)
@@ -126,10 +128,6 @@ def _given(conflict: Conflict) -> Conflict:
 
 def _counts(write: Write) -> bool:
     return write.kind != "metadata" and write.version is not None
-
-
-def _overlaps(region: Any, write: Write) -> bool:
-    return write.region is None or overlap(region, write.region)
 
 
 def _reads(one: _Kept) -> bool:

@@ -80,7 +80,7 @@ def sum_of(node: Node | None, maker_of: Callable[[Any], Any]) -> GrowingSum | No
     if len(sampled) <= _SAMPLED or any(maker_of(one) is not maker for one in (*sampled[1:], links[-2])):
         return None
     younger, rounds = _between(node, links[1]), _between(node, links[2])
-    if younger is None or rounds is None or not _hangs_by_one_edge(younger, links[1]):
+    if younger is None or rounds is None or [child for one in younger for child in _children(one)].count(links[1]) != 1:
         return None
     taken_in = next((one for one in younger if one is not node and not _is_on_way(node, one, way)), None)
     if taken_in is None:
@@ -139,10 +139,6 @@ def _between(node: Node, older: Any) -> list[Any] | None:
                 found[child] = None
                 waiting.append(child)
     return list(found)
-
-
-def _hangs_by_one_edge(nodes: list[Any], older: Any) -> bool:
-    return sum(child is older for node in nodes for child in _children(node)) == 1
 
 
 _LEAST_MEMBERS = 8

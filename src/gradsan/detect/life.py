@@ -135,7 +135,8 @@ class Life(Detector):
         if is_all:
             clues += self._last_backward(held, frame)
         failure = Failure("parameter_not_reached", "", "", site, tuple(clues), raised=False)
-        if is_all and any(_has_gradient(one) for one in naming.optimizers_alive() if one is not optimizer):
+        others = (one for one in naming.optimizers_alive() if one is not optimizer)
+        if is_all and any(one.grad is not None for other in others for one in _torch.parameters_of(other)):
             self._unfed.append(([(_torch.weak_tensor(one), int(one._version)) for one in held], failure))
         else:
             self._found(failure)
@@ -280,10 +281,6 @@ class Awaited(NamedTuple):
     def is_kept_by(self, used: set[int]) -> bool:
         """Whether a graph that was used holds those Nodes anyway, but for a few."""
         return len(self.kept - used) <= _OWN_PART * len(self.kept)
-
-
-def _has_gradient(optimizer: Optimizer) -> bool:
-    return any(one.grad is not None for one in _torch.parameters_of(optimizer))
 
 
 def _is_spent(backward: BackwardRecord, ran: set[Any], members: list[Found], border: int) -> bool:

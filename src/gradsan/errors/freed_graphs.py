@@ -5,11 +5,11 @@ are told apart by their number, and by the graph of the earlier loss where that 
 
 Roles: ``needed`` (this backward), ``freed_by`` (the earlier one), ``saved`` (the call that made the freed Node),
 ``bridge`` (the tensor by which the new graph depends on the freed one) with ``bridge_made`` and ``bridge_taken`` (the
-calls around it), ``further`` (another such tensor), ``updated`` (a step between the two backwards, or
-another write to a leaf of the freed graph), ``borrowed`` (a tensor by which one of the losses depends on a network that another optimizer trains) with ``borrowed_made`` and
-``borrowed_taken``, ``held`` (a live variable whose graph leads back to the freed Node; ``values``: the fields of
-:class:`gradsan.model.Held`), ``way`` (the Nodes from the loss to the freed one; ``values``: ``passed``, as in
-:class:`gradsan.model.Conflict`).
+calls around it), ``further`` (another such tensor), ``updated`` (a step between the two backwards, or another write to
+a leaf of the freed graph), ``borrowed`` (a tensor by which one of the losses depends on a network that another
+optimizer trains) with ``borrowed_made`` and ``borrowed_taken``, ``held`` (a live variable whose graph leads back to the
+freed Node; ``values``: the fields of :class:`gradsan.model.Held`), ``way`` (the Nodes from the loss to the freed one;
+``values``: ``passed``, as in :class:`gradsan.model.Conflict`).
 """
 
 from __future__ import annotations

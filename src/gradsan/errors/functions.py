@@ -91,14 +91,11 @@ def gather_operator(context: Context) -> tuple[Clue, ...]:
     code = getattr(function, "__code__", None)
     if code is None or not is_user_file(code.co_filename):
         return ()
-    writes = [raw for raw in (RawWrite(*entry) for entry in context.core.writes()) if code in _codes(raw.stack)]
+    writes = [
+        raw for raw in (RawWrite(*entry) for entry in context.core.writes()) if code in getattr(raw.stack, "codes", ())
+    ]
     shown = {id(raw.stack): Clue("base_written", symbolise(raw.stack), op=raw.op) for raw in writes}
     return (Clue("operator", definition_site(code), name=code.co_name), *list(shown.values())[-_WRITES_SHOWN:])
-
-
-def _codes(stack: Any) -> tuple[Any, ...]:
-    """Return the code objects of a raw stack; none for a stack read from the source."""
-    return tuple(getattr(stack, "codes", ()))
 
 
 def gather_dispatcher(context: Context) -> tuple[Clue, ...]:

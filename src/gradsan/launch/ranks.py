@@ -63,7 +63,9 @@ def own_files(options: Options, rank: Rank | None, directory: Path | None) -> Op
     own: dict[str, Any] = {
         name: rank_path(path, rank, os.getpid())
         for name, path in named.items()
-        if path is not None and path != STANDARD_OUTPUT and not _is_special((directory or Path()) / path)
+        if path is not None
+        and path != STANDARD_OUTPUT
+        and ((at := (directory or Path()) / path).is_file() or not at.exists())
     }
     return replace(options, **own)
 
@@ -203,7 +205,3 @@ def _name_of(diagnosis: Diagnosis) -> str:
     from gradsan.present.merge import identity
 
     return hashlib.sha256(repr(identity(diagnosis)).encode()).hexdigest()
-
-
-def _is_special(path: Path) -> bool:
-    return path.exists() and not path.is_file()

@@ -122,16 +122,13 @@ def check(data: bytes, file: str, *, maybe: bool = False) -> Checked:
         # A syntax tree is many small objects, none of which is garbage yet.
         with CollectorPaused(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            hits = [_weighed(hit) for hit in read(ast.parse(text), lines, None if maybe else proofs(text))]
+            known = read(ast.parse(text), lines, None if maybe else proofs(text))
+            hits = [replace(hit, is_sure=False) if hit.code in _UNPROVEN else hit for hit in known]
     except (SyntaxError, ValueError, RecursionError) as problem:
         return Checked(lines=count, problem=str(problem))
     rows = text.split("\n") if hits else []
     found = [_finding(hit, rows, file) for hit in _one_a_place(hits) if hit.is_sure or maybe]
     return Checked(tuple(sorted(found, key=lambda one: (one.at.line, one.at.column, one.code))), count)
-
-
-def _weighed(hit: Hit) -> Hit:
-    return replace(hit, is_sure=False) if hit.code in _UNPROVEN else hit
 
 
 def _one_a_place(hits: list[Hit]) -> list[Hit]:

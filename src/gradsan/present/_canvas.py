@@ -145,7 +145,8 @@ def describe_tensor(tensor: NamedTensor, canvas: Canvas) -> str:
     """Return name, dtype, shape, device and saving operation of the tensor, as far as they are informative."""
     # For a freed tensor only the shape may be known.
     kind = f"{tensor.dtype} {list(tensor.shape)}".removeprefix("? ")
-    said = canvas.word("tensor_named", name=tensor.name, kind=kind) if tensor.name else kind
+    is_known = tensor.dtype != "?" or tensor.shape
+    said = canvas.word("tensor_named", name=tensor.name, kind=kind) if tensor.name and is_known else tensor.name or kind
     if tensor.transposed:
         said = canvas.word("tensor_transposed", tensor=said)
     if tensor.device not in ("cpu", "?"):

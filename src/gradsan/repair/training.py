@@ -176,16 +176,14 @@ def _stays(name: str, moments: Sequence[Moment]) -> bool:
 
 
 def _is_frozen(name: str, pairs: list[tuple[Moment, Moment]]) -> bool:
-    values = [(right.values[name], tried.values[name]) for right, tried in pairs if _have(name, right, tried)]
+    values = [
+        (right.values[name], tried.values[name]) for right, tried in pairs if name in right.values.keys() & tried.values
+    ]
     if len(values) < 2:
         return False
     (before, other), (after, left) = values[0], values[-1]
     moved = before.checksum != after.checksum or before.shape != after.shape
     return moved and other.checksum == left.checksum and all(left.checksum == one.checksum for _, one in values)
-
-
-def _have(name: str, right: Moment, tried: Moment) -> bool:
-    return name in right.values and name in tried.values
 
 
 def _alike(value: Value, other: Value, position: int) -> bool:

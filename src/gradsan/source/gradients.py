@@ -200,7 +200,11 @@ def _is_used(source: SourceFile, call: ast.Call) -> bool:
         if mode_around(source, statement, function) is not None:
             continue
         bound = assigned_names(statement)
-        if not any(id(node) in reads for node in header_nodes(statement) if isinstance(_context(node), ast.Load)):
+        if not any(
+            id(node) in reads
+            for node in header_nodes(statement)
+            if isinstance(getattr(node, "ctx", ast.Load()), ast.Load)
+        ):
             names.difference_update(() if isinstance(statement, ast.AugAssign) else bound)
             continue
         if isinstance(statement, ast.Return) or _begins_backward(statement, reads):
@@ -213,10 +217,6 @@ def _is_used(source: SourceFile, call: ast.Call) -> bool:
                 names.add(name)
         names |= set(_holders(statement))
     return False
-
-
-def _context(node: ast.AST) -> ast.AST:
-    return getattr(node, "ctx", ast.Load())
 
 
 def _cut_parts(source: SourceFile, statement: ast.stmt) -> Iterator[ast.expr]:

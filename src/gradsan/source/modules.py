@@ -120,12 +120,14 @@ def inplace_attribute_false(file: str) -> Change | None:
         return None
     values: list[ast.expr] = []
     for node in source.nodes:
-        if isinstance(node, ast.Assign) and any(_is_flag(target) for target in node.targets):
+        if isinstance(node, ast.Assign) and any(
+            isinstance(target, ast.Attribute) and target.attr == "inplace" for target in node.targets
+        ):
             values.append(node.value)
         elif isinstance(node, ast.Call) and leaf_name(node.func) == "setattr" and len(node.args) == 3:
             named = node.args[1]
             values += [node.args[2]] if isinstance(named, ast.Constant) and named.value == "inplace" else []
-    edits = [Edit(source.span(value), "False") for value in values if _is_true(value)]
+    edits = [Edit(source.span(value), "False") for value in values if getattr(value, "value", None) is True]
     return edited(source, edits, "inplace_false")
 
 
@@ -134,14 +136,6 @@ def _makes(call: ast.Call, layer: str) -> bool:
     if name == "partial":
         return bool(call.args) and leaf_name(call.args[0]) == layer
     return name == layer or (isinstance(call.func, ast.Name) and name not in _POSITIONS and layer in _POSITIONS)
-
-
-def _is_flag(target: ast.expr) -> bool:
-    return isinstance(target, ast.Attribute) and target.attr == "inplace"
-
-
-def _is_true(value: ast.expr) -> bool:
-    return isinstance(value, ast.Constant) and value.value is True
 
 
 Shape: TypeAlias = str

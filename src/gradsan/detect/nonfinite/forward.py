@@ -93,7 +93,11 @@ class Forward:
         how: How
         if parents:
             is_new = facts.has_nan and all(parent.value != "nan" for parent in parents)
-            how = "nan_of_inf" if is_new and not _holds_nan(bad) else "passed"
+            how = (
+                "nan_of_inf"
+                if is_new and not any(bool(torch.isnan(one.detach()).any()) for _, one in bad)
+                else "passed"
+            )
         elif op in _UNWRITTEN:
             how = "memory"
         elif op == "set_":
@@ -158,7 +162,3 @@ def _shows_operand(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return False
     storage = _torch.storage_or_none(result)
     return any(_torch.storage_or_none(one) == storage for _, one in arguments_of(args, kwargs))
-
-
-def _holds_nan(bad: list[tuple[str, Any]]) -> bool:
-    return any(bool(torch.isnan(one.detach()).any()) for _, one in bad)

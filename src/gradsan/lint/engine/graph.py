@@ -248,7 +248,7 @@ class Graph(Tensors):
 
     def _is_in_round(self, node: Node, site: Site) -> bool:
         """Whether a Node was made by an iteration that contains ``site``, so that every iteration makes it anew."""
-        first = min((one.clock for one in _made_in_rounds(self._loops, site)), default=0)
+        first = min((one.clock for one in self._loops if one.node is not site.node), default=0)
         return node.clock > first
 
     def _tell_stepped(self, fault: _Fault, site: Site, state: State, graph: Node) -> None:
@@ -327,7 +327,8 @@ class Graph(Tensors):
             return [
                 one
                 for one in values
-                if isinstance(one, Layer | Object | Bag) or (isinstance(one, Tensor) and _may_be_part(one))
+                if isinstance(one, Layer | Object | Bag)
+                or (isinstance(one, Tensor) and (one.is_leaf or not one.is_certain))
             ]
         return []
 
@@ -355,14 +356,6 @@ class Graph(Tensors):
     def constant(self, value: Value | None) -> object:
         """The value of a constant; ``...`` where it is not known."""
         return value.value if isinstance(value, Plain) and value.known else ...
-
-
-def _made_in_rounds(loops: list[LoopEntry], site: Site) -> list[LoopEntry]:
-    return [loop for loop in loops if loop.node is not site.node]
-
-
-def _may_be_part(tensor: Tensor) -> bool:
-    return tensor.is_leaf or not tensor.is_certain
 
 
 def _walk(graph: Node, *, sure: bool = False, parts: bool = True) -> list[Node]:

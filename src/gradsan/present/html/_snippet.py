@@ -148,11 +148,19 @@ def _numbers(mark: Mark) -> Iterable[int]:
 
 def _code(line: str, number: int, marks: Sequence[tuple[int, Mark]], key: str, colours: Sequence[Stretch]) -> Html:
     """Return a line, cut where marks begin or end; a piece has the roles of all marks over it."""
-    spans = [(index, mark, *_cells(mark, number, line)) for index, mark in marks if _covers(mark, number)]
+    spans = [
+        (index, mark, *_cells(mark, number, line))
+        for index, mark in marks
+        if mark.span and mark.span.line <= number <= mark.span.end_line
+    ]
     cuts = sorted({0, len(line), *(cut for _, _, start, end in spans for cut in (start, end))})
     pieces: list[Html] = []
     for start, end in pairwise(cuts):
-        begun = [badge(mark, index, key) for index, mark, first, _ in spans if first == start and _begins(mark, number)]
+        begun = [
+            badge(mark, index, key)
+            for index, mark, first, _ in spans
+            if first == start and mark.span and mark.span.line == number
+        ]
         over = [mark for _, mark, first, last in spans if first <= start and end <= last]
         text = paint(line, colours, start, end)
         if over:
@@ -161,14 +169,6 @@ def _code(line: str, number: int, marks: Sequence[tuple[int, Mark]], key: str, c
             text = tag("mark", text, class_=f"{' '.join(roles)}{primary}")
         pieces += [*begun, text]
     return join(*pieces)
-
-
-def _covers(mark: Mark, number: int) -> bool:
-    return mark.span is not None and mark.span.line <= number <= mark.span.end_line
-
-
-def _begins(mark: Mark, number: int) -> bool:
-    return mark.span is not None and mark.span.line == number
 
 
 def _cells(mark: Mark, number: int, line: str) -> tuple[int, int]:

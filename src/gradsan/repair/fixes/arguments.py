@@ -224,7 +224,9 @@ def _no_grad_mode(label: Label) -> Lines:
         return ()
     modes = [one for one in source.nodes if leaf_name(one) == "inference_mode"]
     calls = {id(one.func): one for one in source.nodes if isinstance(one, ast.Call)}
-    if any(isinstance(one, ast.Name) or (id(one) in calls and _has_arguments(calls[id(one)])) for one in modes):
+    if any(
+        isinstance(one, ast.Name) or ((call := calls.get(id(one))) and (call.args or call.keywords)) for one in modes
+    ):
         return ()
     spans = [source.span(one) for one in modes]
     length = len("inference_mode")
@@ -233,10 +235,6 @@ def _no_grad_mode(label: Label) -> Lines:
     ]
     change = edited(source, edits, "change_call")
     return changed_lines(label.frame.file, change)
-
-
-def _has_arguments(call: ast.Call) -> bool:
-    return bool(call.args or call.keywords)
 
 
 def _behind(source: SourceFile, value: ast.expr | None, text: str) -> Edit | None:

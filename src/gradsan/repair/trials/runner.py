@@ -38,7 +38,9 @@ class Runner:
 
     def __init__(self, target: Target, *, is_warm: bool = True) -> None:
         """Set up the runner; ``is_warm`` False: every trial in a fresh process."""
-        self._server = _start(target) if is_warm and _can_fork() else None
+        # On macOS the system's own libraries do not survive a fork.
+        can_fork = sys.platform == "linux" and hasattr(os, "pidfd_open")
+        self._server = _start(target) if is_warm and can_fork else None
         self._number = 0
 
     def __enter__(self) -> Runner:
@@ -191,11 +193,6 @@ class _Server:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-
-def _can_fork() -> bool:
-    # On macOS the system's own libraries do not survive a fork.
-    return sys.platform == "linux" and hasattr(os, "pidfd_open")
 
 
 def _start(target: Target) -> _Server | None:

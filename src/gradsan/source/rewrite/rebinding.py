@@ -127,14 +127,11 @@ def _is_read_behind(source: SourceFile, body: Sequence[ast.stmt], name: str, ope
         and isinstance(node.ctx, ast.Load)
         and node not in inside
         and source.span(node) > end
-        and not _only_writes(source.statement(node), name)
+        and (
+            (at := source.statement(node)) is None or written_root(at) != name
+        )  # not ``x /= x.std()`` after ``x -= m``
         for node in reads
     )
-
-
-def _only_writes(statement: ast.stmt | None, name: str) -> bool:
-    """Whether all that the statement does is to write ``name`` itself once more: ``x /= x.std()`` after ``x -= m``."""
-    return statement is not None and written_root(statement) == name
 
 
 def is_read_afterwards(source: SourceFile, target: ast.expr, operation: ast.expr) -> bool:
