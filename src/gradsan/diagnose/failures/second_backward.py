@@ -81,9 +81,11 @@ def second_backward(failure: Failure) -> Diagnosis | None:
             notes=(Message(COSTS),),
         )
     if freed_by.values.get("same_loss"):
-        case, stacks = _case(failure, needed, freed_by, bridge), (bridge.user_frame, needed.user_frame)
-        is_loop = _same_line(needed.site, freed_by.site) and None not in stacks
-        return _once(case) if is_loop and not source.in_same_loops(*filter(None, stacks)) else _same(case)
+        case, made, used = _case(failure, needed, freed_by, bridge), bridge.user_frame, needed.user_frame
+        if made is None or used is None or not _same_line(needed.site, freed_by.site):
+            return _same(case)
+        is_again = source.in_same_function(made, used) and not source.in_same_loops(made, used)
+        return _once(case) if is_again else _same(case)
     made = bridge.user_frame
     if bridge.values.get("made_after") and made is not None and source.is_filled_once(made):
         # The line may still have run again: for another key of the cache.
