@@ -10,6 +10,7 @@ import user_programs as programs
 from gradsan.repair.patch import Patch, PatchError
 
 ALWAYS = {
+    "networks_that_teach_each_other",
     "keys_and_values_cached",
     "targets_updated_in_forward",
     "old_probabilities_and_values",

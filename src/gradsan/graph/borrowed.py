@@ -142,12 +142,15 @@ def _others_go(edges: list[walk.Crossing], backward: BackwardRecord, frame: Fram
     return bool(walk.lead_to([one.tensor.grad_fn for one in found], *(edge.younger for edge in edges)))
 
 
-def retained_for(backwards: BackwardLog | None, backward: BackwardRecord, since: int) -> Site | None:
-    """The one backward between ``since`` and ``backward`` that kept its graph; None where none or several did."""
-    if backwards is None:
-        return None
+def retained_for(steps: StepLog, backwards: BackwardLog, backward: BackwardRecord, since: int) -> Site | None:
+    """The one backward between both that kept its graph; None where the later loss needs more than stepped networks."""
     kept = [one for one in backwards.before_in_thread(backward.clock) if one.retain_graph and one.clock > since]
-    return symbolise(kept[0].stack) if len(kept) == 1 else None
+    if len(kept) != 1:
+        return None
+    shared = set(walk.engine_order(kept[0].live_roots() or ()))
+    reached = _reached(backward.roots, _Leaves(_moved(steps, since, backward.clock)).kind_of) if shared else {}
+    is_shared = any(kinds & _OTHERS for node, kinds in reached.items() if node in shared and not _is_leaf(node))
+    return None if is_shared else symbolise(kept[0].stack)
 
 
 def _moved(steps: StepLog, since: int, until: int) -> set[int]:

@@ -78,7 +78,7 @@ def _with_borrowed(
     from gradsan.graph import borrowed
 
     found = borrowed.by_later_loss(core, steps, backwards, backward, since, frame)
-    kept = borrowed.retained_for(backwards, backward, since) if found else None
+    kept = borrowed.retained_for(steps, backwards, backward, since) if found else None
     return replace(conflict, borrowed=found, retained_at=kept)
 
 

@@ -186,16 +186,10 @@ def unscale_before_clip(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     stepped = blocks.first(diagnosis, "note")
     pair = None if advice is None or clip is None or stepped is None else blocks.in_one_block(clip, stepped)
     step = None if pair is None else blocks.method_call(pair[1].statement, "step")
-    if (
-        advice is None
-        or pair is None
-        or step is None
-        or not isinstance(step.func, ast.Attribute)
-        or len(step.args) != 1
-    ):
+    if advice is None or pair is None or step is None or len(step.args) != 1:
         return ()
     source = pair[0].source
-    text = f"{source.text(step.func.value)}.unscale_({source.text(step.args[0])})"
+    text = f"{source.text(step.func).removesuffix('step')}unscale_({source.text(step.args[0])})"
     lines = changed_lines(source.file, insert_before(source, pair[0].statement, text, "clip_unscaled"))
     return (replace(advice, lines=lines, applicability="review"),) if lines else ()
 

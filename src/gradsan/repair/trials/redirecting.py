@@ -46,7 +46,7 @@ _PATHS_OF = {
 _STARTS = {"subprocess.Popen": (0, 1), "os.system": (0, 0), "os.exec": (0, 1), "os.posix_spawn": (0, 1)}
 _HEARD = frozenset({"open", *_PATHS_OF, *_STARTS})
 _OWN_OF_MULTIPROCESSING = ("resource_tracker", "semaphore_tracker")
-_MOST_READ, _LARGEST_READ = 10_000, 1 << 22
+_MOST_READ, _LARGEST = 10_000, 1 << 22
 Uncovered = tuple[str, str]
 """An effect of a trial outside of the scratch layer: ``writes`` or ``starts``, and the file or the command."""
 
@@ -109,9 +109,8 @@ class Redirecting:
     def texts(self) -> dict[str, str]:
         """The contents of the text files that the program wrote, by their paths."""
         with self:
-            there = {path: Path(self._scratch.there(path)) for path in self._scratch.written}
-            small = {path: one for path, one in there.items() if one.is_file() and one.stat().st_size <= _LARGEST_READ}
-            found = {path: one.read_bytes() for path, one in small.items()}
+            there = ((path, Path(self._scratch.there(path))) for path in self._scratch.written)
+            found = {path: one.read_bytes() for path, one in there if one.is_file() and one.stat().st_size < _LARGEST}
         return {path: text.decode("utf-8", "replace") for path, text in found.items() if b"\0" not in text}
 
     @property

@@ -299,7 +299,7 @@ def _bound_to(made: Frame, maker: Statement) -> str | None:
     target, value = (node.targets[0], node.value) if isinstance(node, ast.Assign) else (None, None)
     if computed is None or not isinstance(target, ast.Tuple) or not isinstance(value, ast.Tuple):
         return None
-    pairs = zip(target.elts, value.elts, strict=False) if len(target.elts) == len(value.elts) else ()
+    pairs = zip(target.elts, value.elts, strict=False)
     return next((chain_key(to) for to, of in pairs if maker.source.span(of).contains(computed.span)), None)
 
 
