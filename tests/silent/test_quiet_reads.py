@@ -141,7 +141,22 @@ def memory_that_is_given_to_be_filled() -> None:
         _fit(net, optimizer, net(smoothed).abs().mean())
 
 
+def head_that_is_trained_now_and_then() -> None:
+    body, choice, worth = nn.Linear(3, 6), nn.Linear(6, 2), nn.Linear(6, 2)
+    owned = [*body.parameters(), *choice.parameters(), *worth.parameters()]
+    optimizer = torch.optim.SGD(owned, lr=0.1)
+    for turn in range(ROUNDS):
+        hidden = body(torch.randn(4, 3)).tanh()
+        loss = F.cross_entropy(choice(hidden), worth(hidden).argmax(-1))
+        if turn % 4 == 3:
+            loss = loss + worth(body(torch.randn(4, 3)).tanh()).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
 PROGRAMS = (
+    head_that_is_trained_now_and_then,
     gradient_looked_at_in_two_shapes,
     memory_that_is_given_to_be_filled,
     gradients_kept_as_copies_and_as_handles,

@@ -51,6 +51,7 @@ _SHOWN = 3
 _OWN_PART = 0.1
 _NAMED = 12
 _STEPS_DOWN = 2_000
+_Waiting = tuple[list[tuple[Any, int]], Failure]
 
 
 class Life(Detector):
@@ -62,8 +63,8 @@ class Life(Detector):
         self._sizes: dict[tuple[int, str], tuple[int, int]] = {}
         self._awaited: list[list[Awaited]] = []
         self._looks = Counter[Any]()
-        self._unfed: list[tuple[list[tuple[Any, int]], Failure]] = []
-        self._cut_off: list[tuple[list[tuple[Any, int]], Failure]] = []
+        self._unfed: list[_Waiting] = []
+        self._cut_off: list[_Waiting] = []
         self._left = run.get(CutTerms).left
         self._lost: weakref.WeakKeyDictionary[Optimizer, set[int]] = weakref.WeakKeyDictionary()
         """The ids of the reported parameters, by the optimizer, which keeps them alive."""
@@ -89,6 +90,8 @@ class Life(Detector):
 
     def before_round(self, entry: RawBackward, rounds: int) -> None:
         """Check the graphs after some rounds of a line that calls backward; as ``on_round`` of the core."""
+        # By the end of the watching, the parameters of a function that has returned are gone.
+        self._cut_off = _not_updated(self._cut_off)
         if self._unfed:
             self._look_at_unfed(is_last=rounds >= _FIRST_LOOK)
         if rounds in (_FIRST_LOOK, _SECOND_LOOK):
@@ -164,15 +167,9 @@ class Life(Detector):
     @_torch.hushed()
     def _look_at_unfed(self, is_last: bool) -> None:
         """Drop the optimizers whose parameters have been updated by now; report the others where ``is_last``."""
-        waiting, self._unfed = self._unfed, []
-        for held, failure in waiting:
-            alive = [(leaf, version) for weak, version in held if (leaf := weak()) is not None]
-            if any(int(leaf._version) > version for leaf, version in alive):
-                continue
-            if is_last:
-                self._found(failure)
-            else:
-                self._unfed.append((held, failure))
+        self._unfed = _not_updated(self._unfed)
+        while is_last and self._unfed:
+            self._found(self._unfed.pop(0)[1])
 
     def _last_backward(self, held: list[Any], frame: FrameType) -> Iterator[Clue]:
         """Yield the last backward, which should have reached the parameters, and live variables depending on one.
@@ -412,3 +409,10 @@ def _comes_from(tensor: torch.Tensor, leaf: torch.Tensor) -> bool:
     order = walk.engine_order([tensor.grad_fn]) if tensor.grad_fn is not None else []
     children = (child for node in order[:1_000] for child, _ in node.next_functions)
     return any(getattr(child, "variable", None) is leaf for child in children)
+
+
+def _not_updated(waiting: list[_Waiting]) -> list[_Waiting]:
+    """Those of ``waiting`` none of whose parameters has been written since."""
+    return [
+        one for one in waiting if all((leaf := weak()) is None or int(leaf._version) <= was for weak, was in one[0])
+    ]
