@@ -7,9 +7,12 @@ import pytest
 from cases import each
 from gradsan.model import Diagnosis, Frame, Label, Message, Site
 from gradsan.repair import Limits, find_fixes
+from gradsan.repair.fixes.states import renew_buffers
 from gradsan.repair.fixes.steps import reorder_update
 from gradsan.repair.patch import Patch
 from gradsan.text import say
+
+SETTING = 'setattr({0}.get_submodule({1}.rpartition(".")[0]), {1}.rpartition(".")[2], {2})'
 
 
 @pytest.fixture
@@ -32,6 +35,69 @@ def mark(file, role, line, function="<module>", op=None):
     row = file.read_text().splitlines()[line - 1].partition("  #")[0]
     frame = Frame(str(file), line, function, len(row) - len(row.lstrip()) + 1, line, len(row) + 1, is_user=True)
     return Label(role, frame, Message("label.any"), op, Site((frame,)))
+
+
+@each(
+    ("head", "new_head", "name"),
+    [
+        ("for a in net.buffers():", "for (name, a) in net.named_buffers():", "name"),
+        ("for a, b in zip(net.buffers(), b):", "for (name, a), b in zip(net.named_buffers(), b):", "name"),
+        ("for k, a in net.named_buffers():", "for k, a in net.named_buffers():", "k"),
+        (
+            "for i, (b, (k, a)) in enumerate(zip(b, net.named_buffers())):",
+            "for i, (b, (k, a)) in enumerate(zip(b, net.named_buffers())):",
+            "k",
+        ),
+    ],
+)
+def test_a_module_is_given_what_was_written_into_its_buffers(suggested, head, new_head, name):
+    program = f"{head}\n    a.mul_(0.9)\n    a += b\n    print(a)\n"
+    (text,) = suggested(renew_buffers, program, [(2, "mul_"), (3, "add_")])
+    given = SETTING.format("net", name, "a")
+    assert text == f"{new_head}\n    a = a.mul(0.9)\n    a = a + b\n    {given}\n    print(a)\n"
+
+
+def test_a_list_of_buffers_becomes_one_of_places(suggested):
+    (text,) = suggested(
+        renew_buffers,
+        """
+        class Sync:
+            def __init__(self, net, source):
+                self.pairs = [(a, b) for a, b in zip(net.buffers(), source.buffers()) if a.is_floating_point()]
+
+            def __call__(self):
+                for mine, theirs in self.pairs:
+                    mine.lerp_(theirs, 0.1)
+        """,
+        [(7, "lerp_")],
+        function="__call__",
+    )
+    assert text.splitlines()[2:] == [
+        "        self.pairs = [((net, name), b) for (name, a), b in zip(net.named_buffers(), source.buffers())"
+        " if a.is_floating_point()]",
+        "",
+        "    def __call__(self):",
+        "        for (owner, place), theirs in self.pairs:",
+        "            mine = owner.get_buffer(place)",
+        "            mine = mine.lerp(theirs, 0.1)",
+        "            " + SETTING.format("owner", "place", "mine"),
+    ]
+
+
+@each(
+    "program",
+    [
+        "for a in net.parameters():\n    a.mul_(2)\n",
+        "for a in make().buffers():\n    a.mul_(2)\n",
+        "for a in net.buffers(recurse=False):\n    a.mul_(2)\n",
+        "pairs = [a for a in net.buffers()]\nfor a in pairs:\n    a.mul_(2)\nprint(pairs)\n",
+        "pairs = [a * 2 for a in net.buffers()]\nfor a in pairs:\n    a.mul_(2)\n",
+        "for a in net.buffers():\n    a.data.mul_(2)\n",
+    ],
+)
+def test_other_loops_are_left_alone(suggested, program):
+    line = next(number for number, row in enumerate(program.split("\n"), 1) if "mul_" in row)
+    assert suggested(renew_buffers, program, [(line, "mul_")]) == []
 
 
 def test_a_refresh_goes_behind_the_backward(suggested):

@@ -49,6 +49,7 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     copies.anew_for_context,
     states.state_in_module,
     copies.list_and_stack,
+    states.renew_buffers,
     chains.steps_behind_all,
     steps.reorder_step,
     steps.reorder_update,

@@ -1,23 +1,30 @@
-"""States of modules: detached from the round before, or reset.
+"""States and buffers of modules: detached from the round before, or replaced instead of written.
 
 The loop cannot name the module (it may be one of many in a ``Sequential``), so it iterates over all modules of the
 model.
+
+The usual shape: the statistics of one network are copied into another, or averaged with them, in a loop over
+``net.buffers()``. The loop has only the tensors; each new tensor is set on the module by its name.
 """
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gradsan.model import Diagnosis, Fix, Frame, Label
 from gradsan.repair.fixes import _blocks as blocks
+from gradsan.source.change import Edit, apply_change, text_with
 from gradsan.source.identifiers import chain_key, local_nodes
 from gradsan.source.locate import statement_at
 from gradsan.source.modules import DETACHED, object_cut
 from gradsan.source.rewrite.moving import is_whole_lines
+from gradsan.source.rewrite.out_of_place import out_of_place
 from gradsan.source.rewrite.uncut import torch_in
 from gradsan.source.rounds import shape_bound_at
-from gradsan.source.tree import FunctionNode, SourceFile, indentation_of
+from gradsan.source.targets import target_at
+from gradsan.source.tree import FunctionNode, SourceFile, Span, indentation_of
 
 _CAUSES = frozenset({"freed_state_carried_over", "state_carried_over"})
 
@@ -189,3 +196,169 @@ def _forgetting(kept: _Kept) -> list[str]:
         if binds and is_fresh and required <= 1 and not node.args.kwonlyargs:
             found.append(node.name)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """A loop or comprehension in which ``variable``, a part of its target, iterates over the buffers of ``module``.
+
+    ``call`` is ``module.buffers()``, or ``module.named_buffers()`` with ``key`` as the variable of the names.
+    """
+
+    variable: ast.Name
+    call: ast.Call
+    module: ast.expr
+    key: ast.Name | None = None
+
+
+def renew_buffers(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """Compute each buffer out of place in the loop that writes them, and set it on its module."""
+    written = blocks.labels(diagnosis, "written")
+    if diagnosis.cause in blocks.STEPPED or not written:
+        return ()
+    loops = {loop for label in written for loop in _loop_of(label)}
+    first = statement_at(written[0].frame)
+    if len(loops) != 1 or first is None:
+        return ()
+    source, (loop, name) = first.source, loops.pop()
+    new = _written_anew(source, loop, written)
+    if not new:
+        return ()
+    walk = next((one for one in _walks(loop.target, loop.iter) if one.variable.id == name), None)
+    changes = _directly(source, loop, walk, new) if walk is not None else _through_a_list(source, loop, name, new)
+    return (blocks.fix("out_of_place", blocks.lines_changed(source, changes), "renew_buffers"),) if changes else ()
+
+
+def _loop_of(label: Label) -> Iterator[tuple[ast.For, str]]:
+    """The loop whose variable the label's operation writes, and the variable's name."""
+    place, target = statement_at(label.frame), target_at(label.frame, label.op or "")
+    if place is None or target is None or not isinstance(target[1].node, ast.Name) or not place.loops:
+        return
+    loop = place.loops[-1]
+    if isinstance(loop, ast.For) and place.node in loop.body:
+        yield loop, target[1].node.id
+
+
+def _written_anew(source: SourceFile, loop: ast.For, written: tuple[Label, ...]) -> dict[ast.stmt, str]:
+    """The loop's writing statements with their new text; empty where one has no out-of-place counterpart."""
+    found: dict[ast.stmt, str] = {}
+    for label in written:
+        place, change = statement_at(label.frame), out_of_place(label.frame, label.op or "")
+        if place is None or change is None or not is_whole_lines(source, place.node):
+            return {}
+        span = source.span(place.node)
+        lines = apply_change("\n".join(source.lines), change).split("\n")
+        added = len(lines) - len(source.lines)
+        found[place.node] = "\n".join(lines[span.line - 1 : span.end_line + added])
+    return {node: found[node] for node in loop.body if node in found}
+
+
+def _walks(target: ast.expr, walked: ast.expr) -> Iterator[_Walk]:
+    """The variables of ``for target in walked`` that iterate over buffers of a module."""
+    if not isinstance(walked, ast.Call) or walked.keywords:
+        return
+    function, elements = walked.func, target.elts if isinstance(target, ast.Tuple) else []
+    if isinstance(function, ast.Attribute) and not walked.args and chain_key(function.value) is not None:
+        if function.attr == "buffers" and isinstance(target, ast.Name):
+            yield _Walk(target, walked, function.value)
+        if function.attr == "named_buffers" and len(elements) == 2:
+            key, variable = elements
+            if isinstance(key, ast.Name) and isinstance(variable, ast.Name):
+                yield _Walk(variable, walked, function.value, key)
+    elif isinstance(function, ast.Name) and function.id == "zip" and len(elements) == len(walked.args):
+        for one, value in zip(elements, walked.args, strict=True):
+            yield from _walks(one, value)
+    elif isinstance(function, ast.Name) and function.id == "enumerate" and len(elements) == 2 and len(walked.args) == 1:
+        yield from _walks(elements[1], walked.args[0])
+
+
+def _named(source: SourceFile, walk: _Walk) -> tuple[str, list[Edit]]:
+    """The variable for the names of the buffers, and the edits that introduce it."""
+    if walk.key is not None:
+        return walk.key.id, []
+    key = blocks.fresh_name(source, "name")
+    assert isinstance(walk.call.func, ast.Attribute)
+    method, variable = source.span(walk.call.func), source.span(walk.variable)
+    at = method.end_column - len("buffers")
+    # A single variable (`for a in …`) needs no parentheses, but allows them.
+    return key, [
+        Edit(Span(method.end_line, at, method.end_line, method.end_column), "named_buffers"),
+        Edit(variable, f"({key}, {walk.variable.id})"),
+    ]
+
+
+def _directly(source: SourceFile, loop: ast.For, walk: _Walk, new: dict[ast.stmt, str]) -> dict[int, str]:
+    """The edits for ``for a in net.buffers()``, which then iterates over the names as well."""
+    key, edits = _named(source, walk)
+    changes = _with_edits(source, source.span(loop).line, source.span(loop.iter).end_line, edits)
+    return changes | _given(source, new, source.text(walk.module), key, walk.variable.id)
+
+
+def _through_a_list(source: SourceFile, loop: ast.For, name: str, new: dict[ast.stmt, str]) -> dict[int, str]:
+    """The edits for ``for a, b in self.pairs``, a list of buffers made earlier, which then holds modules and names."""
+    made = _made_before(source, loop)
+    variables = loop.target.elts if isinstance(loop.target, ast.Tuple) else [loop.target]
+    if made is None:
+        return {}
+    parts = made.elt.elts if isinstance(made.elt, ast.Tuple) else [made.elt]
+    places = [place for place, one in enumerate(variables) if isinstance(one, ast.Name) and one.id == name]
+    if len(parts) != len(variables) or len(places) != 1:
+        return {}
+    part, variable = parts[places[0]], variables[places[0]]
+    found = (walk for one in made.generators for walk in _walks(one.target, one.iter))
+    walk = next((one for one in found if isinstance(part, ast.Name) and one.variable.id == part.id), None)
+    if walk is None:
+        return {}
+    owner, place_name = blocks.fresh_name(source, "owner"), blocks.fresh_name(source, "place")
+    key, edits = _named(source, walk)
+    edits.append(Edit(source.span(part), f"({source.text(walk.module)}, {key})"))
+    whole = source.span(made)
+    changes = _with_edits(source, whole.line, whole.end_line, edits)
+    head = _with_edits(
+        source,
+        source.span(loop).line,
+        source.span(loop.iter).end_line,
+        [Edit(source.span(variable), f"({owner}, {place_name})")],
+    )
+    if changes.keys() & head.keys():
+        return {}
+    changes |= head | _given(source, new, owner, place_name, name)
+    line = source.span(loop.body[0]).line
+    read = f"{source.indent(loop.body[0])}{name} = {owner}.get_buffer({place_name})"
+    changes[line] = f"{read}\n{changes.get(line, source.lines[line - 1])}"
+    return changes
+
+
+def _made_before(source: SourceFile, loop: ast.For) -> ast.ListComp | None:
+    """The list comprehension that defines the iterated name, where nothing else binds or reads that name."""
+    key = chain_key(loop.iter)
+    others = [
+        node
+        for node in source.nodes
+        if isinstance(node, ast.Name | ast.Attribute) and chain_key(node) == key and node is not loop.iter
+    ]
+    if key is None or len(others) != 1 or source.owner_class(others[0]) is not source.owner_class(loop):
+        return None
+    statement = source.parents[others[0]][0]
+    if not isinstance(statement, ast.Assign) or statement.targets != others:
+        return None
+    return statement.value if isinstance(statement.value, ast.ListComp) else None
+
+
+def _given(source: SourceFile, new: dict[ast.stmt, str], module: str, key: str, variable: str) -> dict[int, str]:
+    """The out-of-place writes, and after the last of them the line that sets the buffer on its module."""
+    changes: dict[int, str] = {}
+    for node, text in new.items():
+        span = source.span(node)
+        changes |= blocks.removed(source, node)
+        changes[span.line] = text
+    last = source.span(list(new)[-1])
+    indent = source.indent(last)
+    owner = f'{module}.get_submodule({key}.rpartition(".")[0])'
+    changes[last.line] += f'\n{indent}setattr({owner}, {key}.rpartition(".")[2], {variable})'
+    return changes
+
+
+def _with_edits(source: SourceFile, first: int, last: int, edits: list[Edit]) -> dict[int, str]:
+    whole = Span(first, 1, last, len(source.lines[last - 1]) + 1)
+    return {**dict.fromkeys(range(first, last + 1), ""), first: text_with(source, whole, edits)}
