@@ -141,21 +141,26 @@ def memory_that_is_given_to_be_filled() -> None:
         _fit(net, optimizer, net(smoothed).abs().mean())
 
 
-def head_that_is_trained_now_and_then() -> None:
+def head_that_is_trained_now_and_then(rounds_between: int = 4) -> None:
     body, choice, worth = nn.Linear(3, 6), nn.Linear(6, 2), nn.Linear(6, 2)
     owned = [*body.parameters(), *choice.parameters(), *worth.parameters()]
     optimizer = torch.optim.SGD(owned, lr=0.1)
     for turn in range(ROUNDS):
         hidden = body(torch.randn(4, 3)).tanh()
         loss = F.cross_entropy(choice(hidden), worth(hidden).argmax(-1))
-        if turn % 4 == 3:
+        if turn % rounds_between == rounds_between - 1:
             loss = loss + worth(body(torch.randn(4, 3)).tanh()).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
 
 
+def head_that_is_trained_in_the_last_round() -> None:
+    head_that_is_trained_now_and_then(ROUNDS)
+
+
 PROGRAMS = (
+    head_that_is_trained_in_the_last_round,
     head_that_is_trained_now_and_then,
     gradient_looked_at_in_two_shapes,
     memory_that_is_given_to_be_filled,

@@ -42,7 +42,7 @@ from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Detector, Run
 from gradsan.record.ledger import site_that_made
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import BackwardRecord, RawBackward, read_backward, running_here
+from gradsan.record.steps import BackwardRecord, RawBackward, StepLog, moved_storages, read_backward, running_here
 
 _FIRST_LOOK, _SECOND_LOOK = 16, 32
 _LOOKS_AT_A_LINE = 32
@@ -51,14 +51,14 @@ _SHOWN = 3
 _OWN_PART = 0.1
 _NAMED = 12
 _STEPS_DOWN = 2_000
-_Waiting = tuple[list[tuple[Any, int]], Failure]
+_Waiting = tuple[list[tuple[Any, int, int | None]], Failure]
 
 
 class Life(Detector):
     """Checks optimizers at their first step, and live graphs after some rounds; calls ``found`` with findings."""
 
     def __init__(self, run: Run) -> None:
-        self._core, self._backwards, self._found = run.core, run.backwards, run.report
+        self._core, self._steps, self._backwards, self._found = run.core, run.steps, run.backwards, run.report
         self._making = run.get(Making)
         self._sizes: dict[tuple[int, str], tuple[int, int]] = {}
         self._awaited: list[list[Awaited]] = []
@@ -91,7 +91,7 @@ class Life(Detector):
     def before_round(self, entry: RawBackward, rounds: int) -> None:
         """Check the graphs after some rounds of a line that calls backward; as ``on_round`` of the core."""
         # By the end of the watching, the parameters of a function that has returned are gone.
-        self._cut_off = _not_updated(self._cut_off)
+        self._cut_off = _not_updated(self._cut_off, self._steps)
         if self._unfed:
             self._look_at_unfed(is_last=rounds >= _FIRST_LOOK)
         if rounds in (_FIRST_LOOK, _SECOND_LOOK):
@@ -119,8 +119,7 @@ class Life(Detector):
         from gradsan.detect.bypassed import bypassed
 
         past_graph = bypassed(self._core, missing)
-        for parameter in [one for one in missing if id(one) in past_graph]:
-            read = past_graph[id(parameter)]
+        for parameter, read in [(one, past_graph[id(one)]) for one in missing if id(one) in past_graph]:
             values = {**_torch.facts_of(parameter), **counts}
             shown = Clue("parameter", name=naming.name_of(parameter, frame), values=values)
             where = Clue("read", symbolise(read.stack), name=read.expression)
@@ -132,15 +131,13 @@ class Life(Detector):
             return
         named = _names(missing, frame)
         for parameter in missing[:_NAMED]:
-            path = named.get(id(parameter))
-            facts = {**_torch.facts_of(parameter), **counts}
-            clues.append(naming.clue_of(path, frame, facts))
+            clues.append(naming.clue_of(named.get(id(parameter)), frame, {**_torch.facts_of(parameter), **counts}))
         if is_all:
             clues += self._last_backward(held, frame)
         failure = Failure("parameter_not_reached", "", "", site, tuple(clues), raised=False)
         others = (one for one in naming.optimizers_alive() if one is not optimizer)
         if is_all and any(one.grad is not None for other in others for one in _torch.parameters_of(other)):
-            self._unfed.append(([(_torch.weak_tensor(one), int(one._version)) for one in held], failure))
+            self._unfed.append((_versions_of(held), failure))
         else:
             self._found(failure)
 
@@ -161,13 +158,13 @@ class Life(Detector):
                 Clue("holder", name=type(optimizer).__name__),
             )
             failure = Failure("parameter_not_reached", "", "", symbolise(self._core.stack()), clues, raised=False)
-            self._cut_off.append(([(_torch.weak_tensor(one), int(one._version)) for one in own], failure))
+            self._cut_off.append((_versions_of(own), failure))
         return set(cut)
 
     @_torch.hushed()
     def _look_at_unfed(self, is_last: bool) -> None:
         """Drop the optimizers whose parameters have been updated by now; report the others where ``is_last``."""
-        self._unfed = _not_updated(self._unfed)
+        self._unfed = _not_updated(self._unfed, self._steps)
         while is_last and self._unfed:
             self._found(self._unfed.pop(0)[1])
 
@@ -353,10 +350,8 @@ def _replacements(
 
     known = {id(one) for one in held}
     wanted = {tuple(one.shape) for one in missing}
-    others: list[Found] = []
-    strangers: list[Found] = []
-    models: set[str] = set()
-    alive: set[int] = set()
+    others, strangers = list[Found](), list[Found]()
+    models, alive = set[str](), set[int]()
     for one in naming.find(frame, lambda tensor: tensor.requires_grad and not is_lazy(tensor)):
         if id(one.tensor) in known:
             if one.origin == "module" or one.within is None:
@@ -411,8 +406,15 @@ def _comes_from(tensor: torch.Tensor, leaf: torch.Tensor) -> bool:
     return any(getattr(child, "variable", None) is leaf for child in children)
 
 
-def _not_updated(waiting: list[_Waiting]) -> list[_Waiting]:
-    """Those of ``waiting`` none of whose parameters has been written since."""
-    return [
-        one for one in waiting if all((leaf := weak()) is None or int(leaf._version) <= was for weak, was in one[0])
-    ]
+def _versions_of(parameters: list[Any]) -> list[tuple[Any, int, int | None]]:
+    return [(_torch.weak_tensor(one), int(one._version), _torch.storage_or_none(one)) for one in parameters]
+
+
+def _not_updated(waiting: list[_Waiting], steps: StepLog) -> list[_Waiting]:
+    """Those of ``waiting`` none of whose parameters has been written since; of one that is gone, ``steps`` show it."""
+
+    def is_updated(weak: Any, was: int, storage: int | None) -> bool:
+        leaf = weak()
+        return storage in moved_storages(steps) if leaf is None else bool(leaf._version > was)
+
+    return [one for one in waiting if not any(itertools.starmap(is_updated, one[0]))]

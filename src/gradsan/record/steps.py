@@ -157,6 +157,12 @@ class Steps:
         return None if chosen is None else read_backward(chosen)
 
 
+def moved_storages(log: StepLog) -> set[int]:
+    """Return the storages of parameters that a logged step has changed."""
+    moves = (zip(one.storages, one.before, one.after, strict=False) for one in log.steps)
+    return {storage for one in moves for storage, before, after in one if before != after}
+
+
 def running_here(core: Log) -> RawBackward | None:
     """The entry of the innermost backward that this thread works for; None where none runs, or it is not known.
 
