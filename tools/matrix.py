@@ -54,7 +54,7 @@ PARTS = (
         ("tests/originals/test_deep.py", "tests/originals/test_heal.py", "tests/detect/test_hooked_programs.py"),
     ),
     Part("bits", ("tests/test_transparency.py",)),
-    Part("quiet", ("tests/silent", "tests/transparency", "-k=quiet or right_programs")),
+    Part("quiet", ("tests/detect/silent", "tests/transparency", "-k=quiet or right_programs")),
 )
 
 

@@ -1,6 +1,6 @@
 """Each program of ``programs/`` runs to its end with a wrong gradient; its report is held against golden files.
 
-``GRADSAN_UPDATE_REPORTS=1 pytest tests/silent`` writes them anew.
+``GRADSAN_UPDATE_REPORTS=1 pytest tests/detect/silent`` writes them anew.
 """
 
 from pathlib import Path
