@@ -7,7 +7,7 @@ import pytest
 from gradsan.repair import Limits, find_fixes
 from gradsan.text import say
 
-PROGRAMS = Path(__file__).parents[1] / "silent" / "programs"
+PROGRAMS = Path(__file__).parents[1] / "detect" / "silent" / "programs"
 ALWAYS = {"gradient_overwritten_in_hook", "gradient_kept_in_training"}
 
 GAN = """
