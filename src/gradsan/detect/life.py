@@ -40,9 +40,9 @@ from gradsan.graph.live import live_clues
 from gradsan.graph.variables import Found
 from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Detector, Run
-from gradsan.record.ledger import site_that_made
+from gradsan.record.ledger import Noted, site_that_made
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import BackwardRecord, RawBackward, StepLog, moved_storages, read_backward, running_here
+from gradsan.record.steps import BackwardRecord, RawBackward, moved_storages, read_backward, running_here
 
 _FIRST_LOOK, _SECOND_LOOK = 16, 32
 _LOOKS_AT_A_LINE = 32
@@ -51,7 +51,7 @@ _SHOWN = 3
 _OWN_PART = 0.1
 _NAMED = 12
 _STEPS_DOWN = 2_000
-_Waiting = tuple[list[tuple[Any, int, int | None]], Failure]
+_Waiting = tuple[Noted, Failure]
 
 
 class Life(Detector):
@@ -84,14 +84,14 @@ class Life(Detector):
             unused = next((one for one in grown if not one.graph.was_used and not any(map(one.is_kept_by, used))), None)
             if unused is not None:
                 self._found(unused.failure)
-        self._unfed += self._cut_off
+        self._unfed += [one for one in self._cut_off if not one[0].was_logged(self._core, self._steps)]
         self._look_at_unfed(is_last=True)
         self.forget()
 
     def before_round(self, entry: RawBackward, rounds: int) -> None:
         """Check the graphs after some rounds of a line that calls backward; as ``on_round`` of the core."""
         # By the end of the watching, the parameters of a function that has returned are gone.
-        self._cut_off = _not_updated(self._cut_off, self._steps)
+        self._cut_off = [one for one in self._cut_off if not one[0].was_written()]
         if self._unfed:
             self._look_at_unfed(is_last=rounds >= _FIRST_LOOK)
         if rounds in (_FIRST_LOOK, _SECOND_LOOK):
@@ -113,9 +113,11 @@ class Life(Detector):
         replaced = self._replaced(optimizer, held, missing, frame)
         clues = [Clue("holder", site, name=name)]
         is_all = len(missing) == len(held)
-        if replaced:
-            self._report_lost(optimizer, replaced, counts, site, clues)
+        if lost := self._lost_among(replaced):
+            self._report_lost(optimizer, lost, counts, site, clues)
             return
+        gone = {id(one) for one, _ in replaced}
+        missing = [one for one in missing if id(one) not in gone]
         from gradsan.detect.bypassed import bypassed
 
         past_graph = bypassed(self._core, missing)
@@ -137,7 +139,7 @@ class Life(Detector):
         failure = Failure("parameter_not_reached", "", "", site, tuple(clues), raised=False)
         others = (one for one in naming.optimizers_alive() if one is not optimizer)
         if is_all and any(one.grad is not None for other in others for one in _torch.parameters_of(other)):
-            self._unfed.append((_versions_of(held), failure))
+            self._unfed.append((Noted(self._core, held), failure))
         else:
             self._found(failure)
 
@@ -158,13 +160,13 @@ class Life(Detector):
                 Clue("holder", name=type(optimizer).__name__),
             )
             failure = Failure("parameter_not_reached", "", "", symbolise(self._core.stack()), clues, raised=False)
-            self._cut_off.append((_versions_of(own), failure))
+            self._cut_off.append((Noted(self._core, own), failure))
         return set(cut)
 
     @_torch.hushed()
     def _look_at_unfed(self, is_last: bool) -> None:
         """Drop the optimizers whose parameters have been updated by now; report the others where ``is_last``."""
-        self._unfed = _not_updated(self._unfed, self._steps)
+        self._unfed = [one for one in self._unfed if not one[0].was_written()]
         while is_last and self._unfed:
             self._found(self._unfed.pop(0)[1])
 
@@ -186,7 +188,7 @@ class Life(Detector):
         held = [one for one in _torch.parameters_of(optimizer) if one.requires_grad]
         missing = [one for one in held if one.grad is None and not is_lazy(one) and one.numel()]
         reported = self._lost.get(optimizer, set())
-        replaced = self._replaced(optimizer, held, missing, frame) if missing else []
+        replaced = self._lost_among(self._replaced(optimizer, held, missing, frame)) if missing else []
         if replaced and not any(id(parameter) in reported for parameter, _ in replaced):
             site = symbolise(self._core.stack())
             counts = {"missing": len(missing), "total": len(held), "later": 1}
@@ -194,6 +196,11 @@ class Life(Detector):
 
     def _replaced(self, optimizer: Optimizer, held: list[Any], missing: list[Any], frame: FrameType) -> list[Any]:
         return list(_replacements(held, missing, frame, self._made(optimizer)))
+
+    def _lost_among(self, replaced: list[tuple[Any, Found]]) -> list[tuple[Any, Found]]:
+        """Those of which one or the other is trained; else it may be a state that the program computes by itself."""
+        moved = moved_storages(self._steps) if replaced else set()
+        return [one for one in replaced if _is_reached(one[1].tensor) or _torch.storage_or_none(one[0]) in moved]
 
     def _made(self, optimizer: Optimizer) -> Frame | None:
         return next((symbolise(one.stack).user_frame for it, one in self._making.optimizers() if it is optimizer), None)
@@ -378,6 +385,10 @@ def _replacements(
                 break
 
 
+def _is_reached(tensor: torch.Tensor) -> bool:
+    return not tensor.is_leaf or tensor.grad is not None
+
+
 def _without_optimizer(strangers: list[Found], models: set[str]) -> list[Found]:
     """The ``strangers`` in one of the models that no live optimizer has; optimizers are searched only if needed."""
     inside = [one for one in strangers if _model_of(one) in models]
@@ -404,17 +415,3 @@ def _comes_from(tensor: torch.Tensor, leaf: torch.Tensor) -> bool:
     order = walk.engine_order([tensor.grad_fn]) if tensor.grad_fn is not None else []
     children = (child for node in order[:1_000] for child, _ in node.next_functions)
     return any(getattr(child, "variable", None) is leaf for child in children)
-
-
-def _versions_of(parameters: list[Any]) -> list[tuple[Any, int, int | None]]:
-    return [(_torch.weak_tensor(one), int(one._version), _torch.storage_or_none(one)) for one in parameters]
-
-
-def _not_updated(waiting: list[_Waiting], steps: StepLog) -> list[_Waiting]:
-    """Those of ``waiting`` none of whose parameters has been written since; of one that is gone, ``steps`` show it."""
-
-    def is_updated(weak: Any, was: int, storage: int | None) -> bool:
-        leaf = weak()
-        return storage in moved_storages(steps) if leaf is None else bool(leaf._version > was)
-
-    return [one for one in waiting if not any(itertools.starmap(is_updated, one[0]))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch.autograd.graph import Node
@@ -13,7 +13,7 @@ from gradsan import _torch
 from gradsan.model import Region, Site, Write
 from gradsan.record.log import Log, Stack
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import StepLog, StepRecord
+from gradsan.record.steps import StepLog, StepRecord, moved_storages
 
 
 class RawWrite(NamedTuple):
@@ -43,6 +43,28 @@ class RawCall(NamedTuple):
     end: int
     clock: int
     stack: Stack
+
+
+class Noted:
+    """Parameters as they were at a moment, held weakly."""
+
+    def __init__(self, core: Log, parameters: Iterable[Any]) -> None:
+        """Note the version and the memory of each."""
+        self._clock = core.clock
+        self._held = [(_torch.weak_tensor(one), one._version, _torch.storage_or_none(one)) for one in parameters]
+
+    def was_written(self) -> bool:
+        """Whether the counter of one that is alive has moved since, or ``.data`` has given it other memory."""
+        alive = ((leaf, version, storage) for weak, version, storage in self._held if (leaf := weak()) is not None)
+        return any(
+            leaf._version > version or _torch.storage_or_none(leaf) != storage for leaf, version, storage in alive
+        )
+
+    def was_logged(self, core: Log, steps: StepLog) -> bool:
+        """Whether the logs have a write to one of them: a step, or one past the counter of a tensor."""
+        storages = {storage for _, _, storage in self._held}
+        writes = map(RawWrite._make, core.writes_after(self._clock))
+        return any(one.storage in storages for one in writes) or not storages.isdisjoint(moved_storages(steps))
 
 
 def call_that_made(core: Log, number: int | None, thread: int) -> RawCall | None:

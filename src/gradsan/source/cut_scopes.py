@@ -195,6 +195,20 @@ def context_around(frames: Sequence[Frame], names: frozenset[str]) -> tuple[Fram
     return None
 
 
+def is_conditional(frame: Frame) -> bool:
+    """Whether an ``if`` of its function decides if the statement at ``frame`` runs; also where it cannot be read."""
+    statement = statement_at(frame)
+    if statement is None:
+        return True
+    for parent, name in statement.source.ancestors(statement.node):
+        if isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            return False
+        is_script = isinstance(parent, ast.If) and "__name__" in statement.source.text(parent.test)
+        if isinstance(parent, ast.If) and name in ("body", "orelse") and not is_script:
+            return True
+    return False
+
+
 def _entered(source: SourceFile, statement: ast.stmt) -> Iterator[ast.expr]:
     """The context expressions entered around a statement within its function, innermost first."""
     if isinstance(statement, ast.With | ast.AsyncWith):

@@ -94,7 +94,8 @@ def mixed_operand(frame: Frame, op: str) -> tuple[str, str] | None:
         return None
     chains = {read(one) for one in _parts_of(operand)}
     sums = [one for one in ast.walk(operand) if isinstance(one, ast.BinOp)]
-    rests = [one.right for one in sums if isinstance(one.op, ast.Sub | ast.Div)]
+    rests = [one.right for one in sums if isinstance(one.op, ast.Div)]
+    rests += [one.right for one in sums if isinstance(one.op, ast.Sub) and isinstance(one.left, ast.Constant)]
     rests += [one.left for one in sums if isinstance(one.right, ast.Constant) and isinstance(one.op, ast.Add | ast.Sub)]
     factors = {read(part) for one in rests for part in _parts_of(one)}
     others = {_ALIAS.sub("", one) for one in chains if one not in factors or _ALIAS.search(one)} - {own}
@@ -111,8 +112,10 @@ def own_difference(frame: Frame, op: str) -> tuple[str, str] | None:
             sides = [one.left, one.right]
         elif isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr in ("sub", "subtract"):
             sides = [one.func.value, *one.args][-2:]
+        parts = [{_ALIAS.sub("", read(part)) for part in _parts_of(side)} for side in sides]
         names = [_ALIAS.sub("", read(side)) for side in sides]
-        if own in names and len(set(names)) == 2:
+        # ``w - decay * w`` is a difference from itself as it stands.
+        if own in names and sum(own in one for one in parts) == 1:
             return own, next(name for name in names if name != own)
     return None
 

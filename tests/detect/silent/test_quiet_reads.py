@@ -159,7 +159,65 @@ def head_that_is_trained_in_the_last_round() -> None:
     head_that_is_trained_now_and_then(ROUNDS)
 
 
+class Codebook(nn.Module):
+    """Replaces its codes by averages of what was assigned to them, as parameters that no gradient reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.codes, self.sums = nn.Parameter(torch.randn(5, 3)), nn.Parameter(torch.randn(5, 3))
+        self.counts = torch.ones(5)
+
+    def forward(self, given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        distances = given.square().sum(1, keepdim=True) - 2 * given @ self.codes.t() + self.codes.square().sum(1)
+        chosen = F.one_hot(distances.argmin(1), 5).float()
+        code = (chosen @ self.codes).detach()
+        self.counts = 0.9 * self.counts + 0.1 * chosen.sum(0)
+        self.sums = nn.Parameter(0.9 * self.sums + 0.1 * chosen.t() @ given)
+        self.codes = nn.Parameter(self.sums / self.counts.unsqueeze(1))
+        return given + (code - given).detach(), F.mse_loss(given, code)
+
+
+def codebook_replaced_by_averages() -> None:
+    net = nn.ModuleDict({"into": nn.Linear(4, 3), "book": Codebook(), "back": nn.Linear(3, 4)})
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    for _ in range(ROUNDS):
+        given = torch.randn(8, 4)
+        code, off = net["book"](net["into"](given))
+        _fit(net, optimizer, F.mse_loss(net["back"](code), given) + off)
+
+
+def target_that_the_optimizer_was_given() -> None:
+    online, target, head = nn.Linear(4, 3), nn.Linear(4, 3), nn.Linear(3, 3)
+    owned = [*online.parameters(), *target.parameters(), *head.parameters()]
+    optimizer = torch.optim.SGD(owned, lr=0.1)
+    for _ in range(ROUNDS):
+        given = torch.randn(8, 4)
+        with torch.no_grad():
+            wanted = target(given)
+        loss = F.mse_loss(head(online(given)), wanted)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        for slow, fast in zip(target.parameters(), online.parameters(), strict=True):
+            slow.data = 0.9 * slow.data + 0.1 * fast.data
+            fast.data = fast.data - 1e-3 * fast.data
+
+
+def body_that_is_trained_after_other_rounds() -> None:
+    body, head = nn.Linear(4, 3), nn.Linear(3, 2)
+    optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.1)
+    for turn in range(ROUNDS):
+        with torch.set_grad_enabled(turn > 100):
+            given = body(torch.randn(8, 4)).tanh()
+        optimizer.zero_grad()
+        head(given).square().mean().backward()
+        optimizer.step()
+
+
 PROGRAMS = (
+    codebook_replaced_by_averages,
+    target_that_the_optimizer_was_given,
+    body_that_is_trained_after_other_rounds,
     head_that_is_trained_in_the_last_round,
     head_that_is_trained_now_and_then,
     gradient_looked_at_in_two_shapes,

@@ -23,6 +23,7 @@ from gradsan.record.steps import RawBackward
 
 _PART = 1 / 3
 _FREEZES = frozenset({"no_grad", "detached"})
+_WITHOUT_GRAPH = frozenset({"no_grad", "inference_mode"})
 _MODULE_OWN = frozenset(vars(nn.Module()))
 
 
@@ -281,7 +282,19 @@ def cut_off(
         for given in source.given_to_optimizer(made):
             own = {key for key, path in named.items() if _dotted(given) in _dotted(path)}
             alone |= own if own <= {id(one) for one in missing} else set()
-    return {key: one for key, one in cut.items() if (key in alone if one.how in _FREEZES else _is_meant(one))}
+    return {
+        key: one
+        for key, one in cut.items()
+        if (key in alone and _is_always_frozen(one) if one.how in _FREEZES else _is_meant(one))
+    }
+
+
+def _is_always_frozen(cut: Cut) -> bool:
+    """Whether nothing decides at run time that the graph is left there: ``set_grad_enabled(epoch > 5)``, an ``if``."""
+    frames = symbolise(cut.stack).user_frames
+    around = source.context_around(frames, _WITHOUT_GRAPH) if cut.how == "no_grad" else None
+    place = around[0] if around is not None else frames[-1] if frames and cut.how == "detached" else None
+    return place is not None and not source.is_conditional(place)
 
 
 def _is_meant(cut: Cut) -> bool:

@@ -147,7 +147,9 @@ class CutTerms(RoundDetector):
             how = "detached" if op == "detach" else "discrete" if _torch.is_grad_enabled() else "no_grad"
             stack = self._core.stack()
             # Outside of a forward, parameters are measured and checked, too.
-            left = [Cut(stack, op, one, how) for one in (*sources, *(leaves if is_in_forward(stack) else ()))]
+            # A transform records its values itself, without ``requires_grad``.
+            leaves = leaves if is_in_forward(stack) and not _torch.is_transformed() else []
+            left = [Cut(stack, op, one, how) for one in (*sources, *leaves)]
             cuts = (*cuts, *left[: len(sources)])
             if self.is_before_first_backward:
                 self.left.update(
