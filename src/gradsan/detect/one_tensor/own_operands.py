@@ -38,6 +38,8 @@ from gradsan.record.steps import RawBackward
 
 OWN, DIFFERENCE, DROPPED = "own_operand", "own_difference", "update_dropped"
 _STACKS, _STATES, _FOLLOWED = 256, 4, 32
+_LISTENER_FRAMES = 4
+"""The frames between a call and :meth:`OwnOperands.result`; without them a stack is that of the call's write."""
 _COMPARES = frozenset({"__sub__", "sub", "subtract", "mse_loss", "l1_loss", "dist"})
 _MIXES = frozenset({"mul", "multiply", "add", "sub", "div", "truediv"})
 _SCALES = frozenset({"mul_", "__imul__"})
@@ -117,7 +119,7 @@ class OwnOperands(RoundDetector):
         if op in _COMPARES and not is_leaf and len(set(map(_torch.storage_or_none, given))) > 1:
             return
         target = given[0]
-        stack = self._core.stack()
+        stack = self._core.stack(_LISTENER_FRAMES)
         files = itertools.takewhile(lambda file: not is_user_file(file), (code.co_filename for code in stack.codes))
         if stack in self._other or any(file.startswith(_torch.package_folder()) for file in files):
             return
