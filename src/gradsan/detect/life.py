@@ -149,7 +149,8 @@ class Life(Detector):
         """Await the parameters whose values were used, and left the graph there: a later backward may reach them."""
         from gradsan.detect.meaning.evidence import cut_off
 
-        cut = {id(one): self._left[id(one)] for one in missing if id(one) in self._left}
+        still = {id(one) for group in optimizer.param_groups if not group.get("lr", 1) for one in group["params"]}
+        cut = {id(one): self._left[id(one)] for one in missing if id(one) in self._left.keys() - still}
         cut = cut_off(cut, missing, lambda: _names(held, frame), len(held), self._made(optimizer)) if cut else cut
         for how in dict.fromkeys(one.how for one in cut.values()):
             own = [one for one in missing if id(one) in cut and cut[id(one)].how == how]

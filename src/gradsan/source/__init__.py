@@ -51,7 +51,7 @@ _NAMES = {
     ),
     "change": "Change add_keyword apply_change changed_at changed_lines",
     "collected": "detach_collected forget_collected",
-    "cut_scopes": "context_around is_conditional",
+    "cut_scopes": "context_around is_called_with_graph is_conditional",
     "cuts": "Cut Live find_cuts grad_switched_off takes_cut",
     "flow": "runs_more_often",
     "gradients": "clears_each_part graph_for_gradient kept_gradient makes_discrete reads_gradients",

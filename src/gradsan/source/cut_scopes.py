@@ -11,7 +11,10 @@ from gradsan.model import Frame
 from gradsan.source.flow import reaching
 from gradsan.source.identifiers import bindings_of, binds, chain_key, leaf_name, local_nodes, parameters
 from gradsan.source.locate import expression_at, statement_at
+from gradsan.source.methods import CUTTING
 from gradsan.source.tree import FunctionNode, SourceFile, read_source
+
+_GRAPHLESS = frozenset({"no_grad", "inference_mode", "set_grad_enabled"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +208,21 @@ def is_conditional(frame: Frame) -> bool:
             return False
         is_script = isinstance(parent, ast.If) and "__name__" in statement.source.text(parent.test)
         if isinstance(parent, ast.If) and name in ("body", "orelse") and not is_script:
+            return True
+    return False
+
+
+def is_called_with_graph(file: str, name: str) -> bool:
+    """Whether a statement of the file calls ``name`` outside of ``no_grad``, and detaches nothing itself."""
+    source = read_source(file)
+    calls = [] if source is None else [one for one in source.nodes if isinstance(one, ast.Call)]
+    for call in calls:
+        statement = source.statement(call) if source is not None else None
+        if source is None or statement is None or leaf_name(call.func) != name.rpartition(".")[2]:
+            continue
+        around = {leaf_name(one.func if isinstance(one, ast.Call) else one) for one in _entered(source, statement)}
+        inner = {one.attr for one in ast.walk(statement) if isinstance(one, ast.Attribute)}
+        if around.isdisjoint(_GRAPHLESS) and inner.isdisjoint(CUTTING):
             return True
     return False
 

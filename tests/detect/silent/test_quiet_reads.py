@@ -204,17 +204,50 @@ def target_that_the_optimizer_was_given() -> None:
 
 
 def body_that_is_trained_after_other_rounds() -> None:
-    body, head = nn.Linear(4, 3), nn.Linear(3, 2)
-    optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.1)
+    trunk, head = nn.Linear(4, 3), nn.Linear(3, 2)
+    optimizer = torch.optim.SGD([*trunk.parameters(), *head.parameters()], lr=0.1)
     for turn in range(ROUNDS):
         with torch.set_grad_enabled(turn > 100):
-            given = body(torch.randn(8, 4)).tanh()
+            given = trunk(torch.randn(8, 4)).tanh()
         optimizer.zero_grad()
         head(given).square().mean().backward()
         optimizer.step()
 
 
+def stem_that_another_function_trains() -> None:
+    stem, head = nn.Linear(4, 3), nn.Linear(3, 2)
+    optimizer = torch.optim.SGD([*stem.parameters(), *head.parameters()], lr=0.1)
+
+    def warm(given: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            hidden = stem(given)
+        return head(hidden)
+
+    def whole(given: torch.Tensor) -> torch.Tensor:
+        return head(stem(given))
+
+    for forward, rounds in ((warm, ROUNDS), (whole, 0)):
+        for _ in range(rounds):
+            optimizer.zero_grad()
+            forward(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+
+
+def frozen_by_a_rate_of_zero() -> None:
+    frozen, head = nn.Linear(4, 3), nn.Linear(3, 2)
+    groups = [{"params": frozen.parameters(), "lr": 0.0}, {"params": head.parameters()}]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    for _ in range(ROUNDS):
+        with torch.no_grad():
+            hidden = frozen(torch.randn(8, 4))
+        optimizer.zero_grad()
+        head(hidden).square().mean().backward()
+        optimizer.step()
+
+
 PROGRAMS = (
+    stem_that_another_function_trains,
+    frozen_by_a_rate_of_zero,
     codebook_replaced_by_averages,
     target_that_the_optimizer_was_given,
     body_that_is_trained_after_other_rounds,

@@ -275,13 +275,18 @@ def cut_off(
     """Return the parameters of ``cut`` that were not to be left out, by ``id``.
 
     Networks are often frozen by ``no_grad`` or ``detach``: those count if the optimizer made at ``made``, which has
-    ``held`` parameters, was given them by name. Numbers count if something is computed with them.
+    ``held`` parameters, was given them by name, and no other line calls that network with a graph. Numbers count if
+    something is computed with them.
     """
     alone = set[int]()
     if made is not None and any(one.how in _FREEZES for one in cut.values()) and len(named := names()) == held:
         for given in source.given_to_optimizer(made):
             own = {key for key, path in named.items() if _dotted(given) in _dotted(path)}
-            alone |= own if own <= {id(one) for one in missing} else set()
+            files = {frame.file for key in own & cut.keys() for frame in symbolise(cut[key].stack).user_frames}
+            if own <= {id(one) for one in missing} and not any(
+                source.is_called_with_graph(one, given) for one in files
+            ):
+                alone |= own
     return {
         key: one
         for key, one in cut.items()
