@@ -15,6 +15,7 @@ Row: ``graph_grows``. Role: ``grown`` as in :mod:`gradsan.detect.life`, with ``u
 
 from __future__ import annotations
 
+import heapq
 import sys
 import threading
 from collections import Counter
@@ -25,7 +26,6 @@ from typing import Any, NamedTuple
 from torch.autograd.graph import Node
 
 from gradsan import _torch
-from gradsan.detect.life import bytes_kept
 from gradsan.graph import naming, walk
 from gradsan.graph.variables import Found
 from gradsan.model import Clue, Failure, Site
@@ -38,6 +38,7 @@ from gradsan.record.steps import RawBackward
 # Operations that add, concatenate, or weigh, as moving averages do.
 _ADDING = ("Add", "Sub", "Rsub", "Cat", "Lerp", "Mul", "Div", "To", "Copy")
 _DEEPEST = 3
+_NODE_BYTES, _STEPS_DOWN = 400, 2_000
 _MOST_LINKS = 2_000
 _MOST_OF_A_ROUND = 10_000
 _SAMPLED = 3
@@ -323,3 +324,42 @@ def _within(site: Site, found: Found) -> Site:
         ):
             return Site(site.frames[:at])
     return site
+
+
+def bytes_kept(order: list[Any]) -> int:
+    """Return about how many bytes a graph keeps: tensors its Nodes saved and still hold, and the Nodes themselves."""
+    storages: dict[int, int] = {}
+    for node in order:
+        for _, saved in _torch.saved_slots(node):
+            tensor = _torch.packed_object(saved)
+            if _torch.is_tensor(tensor):
+                storages[_torch.storage_or_none(tensor)] = tensor.numel() * tensor.element_size()
+    return sum(storages.values()) + _NODE_BYTES * len(order)
+
+
+def is_bare_chain(order: list[Any], border: int) -> bool:
+    """Whether each Node since ``border`` leads to one other and saves nothing, as those of ``total + x.detach()``."""
+    late = [node for node in order if (_torch.node_sequence(node) or 0) >= border]
+    branches = (sum(child is not None for child, _ in node.next_functions) > 1 for node in late)
+    return bytes_kept(late) == _NODE_BYTES * len(late) and not any(branches)
+
+
+def reaches_back(node: Node | None, border: int) -> bool:
+    """Whether a Node made before ``border`` lies below ``node``; walks down to the oldest Nodes first.
+
+    This avoids walking the graph of the current round: Nodes that Python has touched are costly to free.
+    """
+    waiting: list[tuple[int, int, Any]] = [(0, 0, node)]
+    seen = {node}
+    for _ in range(_STEPS_DOWN):
+        if not waiting:
+            return False
+        for child, _ in heapq.heappop(waiting)[2].next_functions:
+            number = None if child is None or child in seen else _torch.node_sequence(child)
+            if number is None:
+                continue
+            if number < border:
+                return True
+            seen.add(child)
+            heapq.heappush(waiting, (number, len(seen), child))
+    return False

@@ -1,7 +1,8 @@
 """Parameters without a gradient and graphs that are kept alive: faults in a graph's life that PyTorch does not report.
 
 Both checks run a few times only. Parameters: at the first step of an optimizer; one that has no gradient
-at all beside others that have is given some rounds, as several tasks may take turns. Graphs: when one line
+at all beside others that have is given some rounds, as several tasks may take turns, and a parameter without one beside
+others all the rounds that there are: parts may be thawed, or chosen, later. Graphs: when one line
 calls backward for the 16th and the 32nd time; a variable whose graph reaches back over nearly all of these rounds keeps
 them alive. Where these rounds leave that graph unchanged, it may be kept for a later backward (forces of
 every sample, for one loss): it is reported at the end, if no backward has run it.
@@ -16,22 +17,22 @@ graph), ``backward`` (the last one, where no parameter has a gradient) with ``li
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import sys
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.graph import Node
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
 from gradsan import _torch
+from gradsan.detect.graph_growth import bytes_kept, is_bare_chain, reaches_back
 from gradsan.detect.lost_updates import Graph
 from gradsan.detect.meaning.made import Making
 from gradsan.detect.meaning.terms.cut_terms import CutTerms
@@ -46,12 +47,19 @@ from gradsan.record.steps import BackwardRecord, RawBackward, moved_storages, re
 
 _FIRST_LOOK, _SECOND_LOOK = 16, 32
 _LOOKS_AT_A_LINE = 32
-_NODE_BYTES = 400
 _SHOWN = 3
 _OWN_PART = 0.1
 _NAMED = 12
-_STEPS_DOWN = 2_000
 _Waiting = tuple[Noted, Failure]
+
+
+class _Unused(NamedTuple):
+    """A parameter without a gradient at its optimizer's first step, beside others that had one."""
+
+    weak: Any
+    version: int
+    storage: int
+    clue: Clue | None
 
 
 class Life(Detector):
@@ -65,6 +73,7 @@ class Life(Detector):
         self._looks = Counter[Any]()
         self._unfed: list[_Waiting] = []
         self._cut_off: list[_Waiting] = []
+        self._unused: list[tuple[list[_Unused], Failure]] = []
         self._left = run.get(CutTerms).left
         self._lost: weakref.WeakKeyDictionary[Optimizer, set[int]] = weakref.WeakKeyDictionary()
         """The ids of the reported parameters, by the optimizer, which keeps them alive."""
@@ -75,6 +84,7 @@ class Life(Detector):
         self._awaited.clear()
         self._unfed.clear()
         self._cut_off.clear()
+        self._unused.clear()
         self._looks.clear()
 
     def settle(self) -> None:
@@ -86,6 +96,7 @@ class Life(Detector):
                 self._found(unused.failure)
         self._unfed += [one for one in self._cut_off if not one[0].was_logged(self._core, self._steps)]
         self._look_at_unfed(is_last=True)
+        self._report_unused()
         self.forget()
 
     def before_round(self, entry: RawBackward, rounds: int) -> None:
@@ -94,6 +105,8 @@ class Life(Detector):
         self._cut_off = [one for one in self._cut_off if not one[0].was_written()]
         if self._unfed:
             self._look_at_unfed(is_last=rounds >= _FIRST_LOOK)
+        for own, _ in self._unused:
+            own[:] = [one for one in own if (leaf := one.weak()) is None or leaf._version == one.version]
         if rounds in (_FIRST_LOOK, _SECOND_LOOK):
             self._look_at_graphs(entry, rounds)
 
@@ -132,13 +145,21 @@ class Life(Detector):
         if not missing:
             return
         named = _names(missing, frame)
-        for parameter in missing[:_NAMED]:
-            clues.append(naming.clue_of(named.get(id(parameter)), frame, {**_torch.facts_of(parameter), **counts}))
-        if is_all:
-            clues += self._last_backward(held, frame)
+        listed = [
+            naming.clue_of(named.get(id(one)), frame, {**_torch.facts_of(one), **counts}) for one in missing[:_NAMED]
+        ]
+        if not is_all:
+            own = [
+                _Unused(_torch.weak_tensor(one), one._version, _torch.storage_or_none(one), clue)
+                for one, clue in itertools.zip_longest(missing, listed)
+            ]
+            failure = Failure("parameter_not_reached", "", "", site, tuple(clues), raised=False)
+            self._unused.append((own, failure))
+            return
+        clues += (*listed, *self._last_backward(held, frame))
         failure = Failure("parameter_not_reached", "", "", site, tuple(clues), raised=False)
         others = (one for one in naming.optimizers_alive() if one is not optimizer)
-        if is_all and any(one.grad is not None for other in others for one in _torch.parameters_of(other)):
+        if any(one.grad is not None for other in others for one in _torch.parameters_of(other)):
             self._unfed.append((Noted(self._core, held), failure))
         else:
             self._found(failure)
@@ -150,7 +171,7 @@ class Life(Detector):
         from gradsan.detect.meaning.evidence import cut_off
 
         still = {id(one) for group in optimizer.param_groups if not group.get("lr", 1) for one in group["params"]}
-        cut = {id(one): self._left[id(one)] for one in missing if id(one) in self._left.keys() - still}
+        cut = {id(one): left for one in missing if id(one) not in still and (left := self._left(one)) is not None}
         cut = cut_off(cut, missing, lambda: _names(held, frame), len(held), self._made(optimizer)) if cut else cut
         for how in dict.fromkeys(one.how for one in cut.values()):
             own = [one for one in missing if id(one) in cut and cut[id(one)].how == how]
@@ -170,6 +191,16 @@ class Life(Detector):
         self._unfed = [one for one in self._unfed if not one[0].was_written()]
         while is_last and self._unfed:
             self._found(self._unfed.pop(0)[1])
+
+    def _report_unused(self) -> None:
+        """Report the parameters that nothing has trained until the end; loading a state is no training."""
+        moved = moved_storages(self._steps) if self._unused else set()
+        for own, failure in self._unused:
+            never = [one for one in own if one.storage not in moved and getattr(one.weak(), "grad", None) is None]
+            shown = [one.clue for one in never if one.clue is not None]
+            clues = [replace(one, values={**one.values, "missing": len(never)}) for one in shown]
+            if clues:
+                self._found(replace(failure, clues=(*failure.clues, *clues)))
 
     def _last_backward(self, held: list[Any], frame: FrameType) -> Iterator[Clue]:
         """Yield the last backward, which should have reached the parameters, and live variables depending on one.
@@ -231,7 +262,7 @@ class Life(Detector):
         grown = []
         for path, members in _groups(sys._getframe(1)).items():
             roots = [one.tensor.grad_fn for one in members]
-            if not any(_reaches_back(root, borders[len(borders) // 2]) for root in roots):
+            if not any(reaches_back(root, borders[len(borders) // 2]) for root in roots):
                 continue
             order = walk.engine_order(roots)
             numbers = [number for number in map(_torch.node_sequence, order) if number is not None]
@@ -239,7 +270,7 @@ class Life(Detector):
                 any(low <= number < high for number in numbers)
                 for low, high in zip([0, *borders], borders, strict=False)
             )
-            if covered < 0.75 * len(borders) or _is_bare_chain(order, borders[len(borders) // 2]):
+            if covered < 0.75 * len(borders) or is_bare_chain(order, borders[len(borders) // 2]):
                 continue
             size = bytes_kept(order)
             known = self._sizes.get((id(stack), path))
@@ -287,7 +318,7 @@ class Awaited(NamedTuple):
 
 def _is_spent(backward: BackwardRecord, ran: set[Any], members: list[Found], border: int) -> bool:
     """Whether the graph of ``members`` is of no use after a round, or is what this backward runs over and over."""
-    if any(_reaches_back(root, border) for root in backward.roots):
+    if any(reaches_back(root, border) for root in backward.roots):
         return True
     return not backward.retain_graph and any(one.tensor.grad_fn in ran for one in members)
 
@@ -303,45 +334,6 @@ def _groups(frame: FrameType) -> dict[str, list[Found]]:
     for one in naming.find(frame, naming.has_graph):
         groups.setdefault(one.within or one.path, []).append(one)
     return groups
-
-
-def _reaches_back(node: Node | None, border: int) -> bool:
-    """Whether a Node made before ``border`` lies below ``node``; walks down to the oldest Nodes first.
-
-    This avoids walking the graph of the current round: Nodes that Python has touched are costly to free.
-    """
-    waiting: list[tuple[int, int, Any]] = [(0, 0, node)]
-    seen = {node}
-    for _ in range(_STEPS_DOWN):
-        if not waiting:
-            return False
-        for child, _ in heapq.heappop(waiting)[2].next_functions:
-            number = None if child is None or child in seen else _torch.node_sequence(child)
-            if number is None:
-                continue
-            if number < border:
-                return True
-            seen.add(child)
-            heapq.heappush(waiting, (number, len(seen), child))
-    return False
-
-
-def bytes_kept(order: list[Any]) -> int:
-    """Return about how many bytes a graph keeps: tensors its Nodes saved and still hold, and the Nodes themselves."""
-    storages: dict[int, int] = {}
-    for node in order:
-        for _, saved in _torch.saved_slots(node):
-            tensor = _torch.packed_object(saved)
-            if _torch.is_tensor(tensor):
-                storages[_torch.storage_or_none(tensor)] = tensor.numel() * tensor.element_size()
-    return sum(storages.values()) + _NODE_BYTES * len(order)
-
-
-def _is_bare_chain(order: list[Any], border: int) -> bool:
-    """Whether each Node since ``border`` leads to one other and saves nothing, as those of ``total + x.detach()``."""
-    late = [node for node in order if (_torch.node_sequence(node) or 0) >= border]
-    branches = (sum(child is not None for child, _ in node.next_functions) > 1 for node in late)
-    return bytes_kept(late) == _NODE_BYTES * len(late) and not any(branches)
 
 
 def _replacements(

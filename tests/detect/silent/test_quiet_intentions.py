@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from quiet_programs import warnings_about
 from torch import nn
 
+import gradsan
+
 ROUNDS = 18
 
 
@@ -364,3 +366,26 @@ PROGRAMS = (
 @pytest.mark.parametrize("mode", ["watch", "deep"])
 def test_not_a_warning(mode: str) -> None:
     assert warnings_about(PROGRAMS, mode) == {}
+
+
+def test_phases_of_one_objective_are_no_note() -> None:
+    x = torch.randn(12, 2)
+    means, shares = nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.zeros(3))
+    first, second = torch.optim.SGD([means], lr=0.1), torch.optim.SGD([shares], lr=0.1)
+
+    def joint() -> torch.Tensor:
+        return shares.log_softmax(0) - (x[:, None] - means).pow(2).sum(-1)
+
+    with gradsan.watch() as watched:
+        for _ in range(9):
+            with torch.no_grad():
+                weights = joint().softmax(-1)
+            first.zero_grad()
+            loss = -(weights * joint()).sum(-1).mean()
+            loss.backward()
+            first.step()
+            second.zero_grad()
+            loss = -(weights * joint()).sum(-1).mean()
+            loss.backward()
+            second.step()
+    assert watched.diagnoses == ()

@@ -340,6 +340,33 @@ def arrays_that_are_filled_anew_or_copied() -> None:
                 one -= 0.01 * one.grad
 
 
+def blocks_thawed_one_by_one() -> None:
+    blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+    optimizer = torch.optim.SGD(blocks.parameters(), lr=0.1)
+    for turn in range(ROUNDS):
+        x = torch.randn(6, 4)
+        for block in blocks[: 1 + turn // 3]:
+            x = x + block(x).tanh()
+        optimizer.zero_grad()
+        x.pow(2).mean().backward()
+        optimizer.step()
+    blocks.load_state_dict(copy.deepcopy(blocks.state_dict()))
+
+
+def heads_that_two_optimizers_train() -> None:
+    make, trunk, real, kind = nn.Linear(5, 4), nn.Linear(4, 4), nn.Linear(4, 1), nn.Linear(4, 3)
+    judges = [*trunk.parameters(), *real.parameters(), *kind.parameters()]
+    judging = torch.optim.Adam(judges)
+    informing = torch.optim.Adam([*make.parameters(), *judges])
+    for _ in range(ROUNDS):
+        judging.zero_grad()
+        F.softplus(real(trunk(make(torch.randn(6, 5)).detach()))).mean().backward()
+        judging.step()
+        informing.zero_grad()
+        F.cross_entropy(kind(trunk(make(torch.randn(6, 5)))), torch.randint(0, 3, (6,))).backward()
+        informing.step()
+
+
 TRAININGS = [
     arrays_that_are_filled_anew_or_copied,
     networks_that_share_memory_and_states_that_are_kept,
@@ -361,6 +388,8 @@ TRAININGS = [
     quasi_newton,
     gradient_descent_by_hand,
     several_losses_one_after_the_other,
+    blocks_thawed_one_by_one,
+    heads_that_two_optimizers_train,
 ]
 
 

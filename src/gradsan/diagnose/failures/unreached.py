@@ -67,6 +67,7 @@ def parameter_not_reached(failure: Failure) -> Diagnosis:
         "parameter_not_reached",
         values=values,
         severity="warning" if is_all else "note",
+        explanation=None if is_all else "explanation.parameter_never_reached",
         labels=(*where, *parts.used(failure, "label.not_reached_step", values)),
         tensor=_tensor(parameter),
         fixes=(*_with_graph(failure), *((recorded,) if is_off else ()), parts.fix("use_it", "changed", values)),

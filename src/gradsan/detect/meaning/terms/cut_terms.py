@@ -87,8 +87,17 @@ class CutTerms(RoundDetector):
         super().__init__(run)
         self._held: dict[int, _Held] = {}
         self._joined: list[_Joined] = []
-        self.left = self._notes(dict[int, Cut]())
-        """Where what was computed from a leaf first left its graph before the first backward, by the leaf's ``id``."""
+        self._left = self._notes(dict[int, tuple[Any, Cut]]())
+
+    def left(self, leaf: Any) -> Cut | None:
+        """Return where what was computed from a leaf first left its graph before the first backward."""
+        known = self._left.get(id(leaf))
+        return known[1] if known is not None and known[0]() is leaf else None
+
+    def note_left(self, leaf: Any, cut: Cut) -> None:
+        """Note where what is computed from a leaf leaves its graph, if it is the first such place."""
+        if self.left(leaf) is None:
+            self._left[id(leaf)] = _torch.weak_tensor(leaf), cut
 
     def begins(self, entry: RawBackward) -> bool:
         """Drop the values followed before."""
@@ -142,19 +151,19 @@ class CutTerms(RoundDetector):
         # A view taken unrecorded has the graph of its base.
         nodes = [_torch.grad_fn_of(one) or (None if one._base is None else one._base.grad_fn) for one in given]
         sources = [numbers_below(node) for node in nodes if node is not None]
-        leaves = [(-id(one),) for one in given if _torch.is_trainable_leaf(one)]
+        leaves = [one for one in given if _torch.is_trainable_leaf(one)]
         if sources or leaves:
             how = "detached" if op == "detach" else "discrete" if _torch.is_grad_enabled() else "no_grad"
             stack = self._core.stack()
             # Outside of a forward, parameters are measured and checked, too.
             # A transform records its values itself, without ``requires_grad``.
             leaves = leaves if is_in_forward(stack) and not _torch.is_transformed() else []
-            left = [Cut(stack, op, one, how) for one in (*sources, *leaves)]
-            cuts = (*cuts, *left[: len(sources)])
+            left = [Cut(stack, op, one, how) for one in sources]
+            cuts = (*cuts, *left)
             if self.is_before_first_backward:
-                self.left.update(
-                    {-one: cut for cut in left for one in cut.sources if one < 0 and -one not in self.left}
-                )
+                below = (leaf for node in nodes if node is not None for leaf in _leaves_near(node))
+                for leaf in (*below, *leaves):
+                    self.note_left(leaf, left[0] if left else Cut(stack, op, (), how))
         if cuts:
             unscaled = held[0].weak if held and op in _SCALES else None
             is_whole = op == "detach" or (op in _REDUCES and bool(held) and all(one.is_whole for one in held))
@@ -189,15 +198,24 @@ class CutTerms(RoundDetector):
 
 def numbers_below(*nodes: Any, most: int | None = _NODES_BELOW) -> tuple[int, ...]:
     """Return the numbers of Nodes and of those nearest below them, at most so many; for a leaf, its negative ``id``."""
-    waiting, found = collections.deque(nodes), dict[int, None]()
+    return tuple(_below(nodes, most))
+
+
+def _leaves_near(node: Any) -> list[Any]:
+    found = _below((node,), _NODES_BELOW).values()
+    return [leaf for one in found if (leaf := getattr(one, "variable", None)) is not None]
+
+
+def _below(nodes: tuple[Any, ...], most: int | None) -> dict[int, Any]:
+    waiting, found = collections.deque(nodes), dict[int, Any]()
     while waiting and (most is None or len(found) < most):
         one = waiting.popleft()
         leaf = getattr(one, "variable", None)
         number = _torch.node_sequence(one) if leaf is None else -id(leaf)
         if number is not None and number not in found:
-            found[number] = None
+            found[number] = one
             waiting.extend(child for child, _ in one.next_functions if child is not None)
-    return tuple(found)
+    return found
 
 
 def _are_data(cuts: tuple[Cut, ...]) -> None:

@@ -7,7 +7,8 @@ that follow. A term is reported if its gradients went unused in two of these rou
 
 A term may have no gradient for other parameters by its nature, like ``judge(real).mean()`` in a loss that both
 sides use in turn. The source shows whether its graph was cut. If it was not, nothing is reported if the
-program's own code reads gradients.
+program's own code reads gradients, or if another line's loss has a term made at the same place that reaches the same
+leaves: several phases take turns with one objective.
 
 Row: ``term_lost``. Roles: ``term`` (where it was computed; ``name``; ``values``: ``shape``, ``dtype``, ``device``,
 ``is_cut``),
@@ -44,6 +45,7 @@ class _Term:
     """A term of one backward's loss, and the optimized leaves it reaches: weak references, memory, gradients."""
 
     key: Any
+    place: Any
     clock: int
     thread: int
     stack: Any
@@ -63,6 +65,8 @@ class LostTerms(Finder):
         self._steps, self._optimizers, self._backwards = run.steps, run.stepped_optimizers, run.backwards
         self._waiting: list[_Term] = []
         self._met = self._notes(collections.Counter[Any]())
+        self._phases = self._notes(dict[Any, set[Any]]())
+        """The lines whose losses have a term made at one place, by that place and the memory of a leaf."""
 
     def forget(self) -> None:
         super().forget()
@@ -88,17 +92,21 @@ class LostTerms(Finder):
             made = call_that_made(self._core, _torch.node_sequence(term), entry.thread)
             if not leaves or not others or made is None or (made.stack, entry.stack) in self._described:
                 continue
+            made_at, used = symbolise(made.stack), symbolise(entry.stack)
+            place = made_at.user_frame, _torch.storage_or_none(leaves[0])
+            self._phases.setdefault(place, set()).add(entry.stack)
             frame = sys._getframe(1)
             shape, dtype, device = _torch.output_info(term, 0) or ((), "?", "?")
-            is_cut = _is_cut(symbolise(made.stack), symbolise(entry.stack))
+            is_cut = _is_cut(made_at, used)
             info = {"shape": shape, "dtype": dtype, "device": device, "is_cut": is_cut}
             clues = (
-                Clue("term", symbolise(made.stack), name=naming.name_of_output(term, frame), values=info),
+                Clue("term", made_at, name=naming.name_of_output(term, frame), values=info),
                 Clue("reached", name=naming.name_of(leaves[0], frame)),
             )
             self._waiting.append(
                 _Term(
                     (made.stack, entry.stack),
+                    place,
                     entry.clock,
                     entry.thread,
                     entry.stack,
@@ -167,7 +175,8 @@ class LostTerms(Finder):
             if self._met[one.key] > 1 and one.key not in self._described:
                 self._described.add(one.key)
                 is_cut = next(clue.values["is_cut"] for clue in one.clues if clue.role == "term")
-                if not is_cut and program_reads_gradients(sys._getframe(1)):
+                in_turn = len(self._phases[one.place]) > 1
+                if not is_cut and (in_turn or program_reads_gradients(sys._getframe(1))):
                     return
                 clues = (*one.clues, Clue("stepped", symbolise(step.stack), name=step.optimizer))
                 self._report_at(ROW, one.stack, *clues)

@@ -92,7 +92,7 @@ class NumberTerms(RoundDetector):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self._left = run.get(CutTerms).left
+        self._note_left = run.get(CutTerms).note_left
         self._taken: dict[_Key, _Taken] = {}
         self._counts: collections.Counter[Frame] = collections.Counter()
         self._uses: dict[Any, _Use] = {}
@@ -124,7 +124,7 @@ class NumberTerms(RoundDetector):
         if line is None:
             return
         if self.is_before_first_backward and _torch.is_trainable_leaf(tensor):
-            self._left.setdefault(id(tensor), Cut(stack, _NUMBERS_GIVEN[name], (), "number"))
+            self._note_left(tensor, Cut(stack, _NUMBERS_GIVEN[name], (), "number"))
         place = self._counts[line]
         self._counts[line] += 1
         # ``{name: one.item() for ...}`` takes several numbers, each for itself.
