@@ -578,8 +578,31 @@ for step in range(4):
 """,
         "track.average",
     ),
-    "log_in_a_file": pair(
+    "one_of_two_logs": pair(
         """
+import os
+os.makedirs("a", exist_ok=True), os.makedirs("b", exist_ok=True)
+net = nn.Linear(3, 2)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(4):
+    hidden = net(torch.randn(4, 3)).sigmoid()
+-    hidden += 1
++    hidden = hidden + 1
+!    hidden = hidden + 1
+    print(step, file=open("a/log.txt", "a"))
+    opt.zero_grad()
+    hidden.sum().backward()
+!    print(net.weight.norm().item(), file=open("b/log.txt", "a"))
+    opt.step()
+-    print(net.weight.norm().item(), file=open("b/log.txt", "a"))
++    print(net.weight.norm().item(), file=open("b/log.txt", "a"))
+""",
+        "b/log.txt",
+        "gradients",
+    ),
+    "told_to_a_logger": pair(
+        """
+import logging
 net = nn.Linear(3, 2)
 opt = torch.optim.SGD(net.parameters(), lr=0.1)
 for step in range(4):
@@ -589,12 +612,32 @@ for step in range(4):
 !    hidden = hidden + 1
     opt.zero_grad()
     hidden.sum().backward()
-!    print(net.weight.norm().item(), file=open("log.txt", "a"))
+!    logging.getLogger("fit").warning("norm %f", net.weight.norm())
     opt.step()
--    print(net.weight.norm().item(), file=open("log.txt", "a"))
-+    print(net.weight.norm().item(), file=open("log.txt", "a"))
+-    logging.getLogger("fit").warning("norm %f", net.weight.norm())
++    logging.getLogger("fit").warning("norm %f", net.weight.norm())
 """,
-        "log.txt",
+        "logged numbers",
+        "gradients",
+    ),
+    "array_saved": pair(
+        """
+import numpy as np
+net = nn.Linear(3, 2)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(4):
+    hidden = net(torch.randn(4, 3)).sigmoid()
+-    hidden += 1
++    hidden = hidden + 1
+!    hidden = hidden + 1
+    opt.zero_grad()
+    hidden.sum().backward()
+!    np.save(f"norms{step}.npy", net.weight.detach().numpy())
+    opt.step()
+-    np.save(f"norms{step}.npy", net.weight.detach().numpy())
++    np.save(f"norms{step}.npy", net.weight.detach().numpy())
+""",
+        "norms0.npy",
         "gradients",
     ),
     "checkpoint_before_the_step": pair(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, pairwise
 
 from gradsan import source
 from gradsan.diagnose.names import lifted, shared_level
 from gradsan.model import Bridge, Fix, Frame, Held, Message, Site
+from gradsan.source.methods import ADDING
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +240,20 @@ def _carried_at(place: _Place, level: int, used_at: Frame | None, made_near: tup
             one for one in found if not source.dies_with_call(place.frame, one.name, given_stays=place.depth <= level)
         ]
     found = [one for one in found if not source.is_item_of_loop(one.bound_at, one.name)]
+    found = [one for one in found if not _is_own_method(one.bound_at, made_near)]
     return list(
         {one.name: one for one in sorted(found, key=lambda one: _was_made_at(one.bound_at, made_near))}.values()
+    )
+
+
+def _is_own_method(bound_at: Frame, sites: Sequence[Site]) -> bool:
+    """Whether what looks like adding to a container, ``self.memory.update(x)``, ran a method of the user's own."""
+    return any(
+        source.in_same_function(outer, bound_at)
+        and bound_at.line <= outer.line <= (bound_at.end_line or bound_at.line)
+        and inner.function.rpartition(".")[2] in ADDING
+        for site in sites
+        for outer, inner in pairwise(site.user_frames)
     )
 
 

@@ -116,7 +116,7 @@ def gather_second_backward(context: Context) -> tuple[Clue, ...]:
             clues.append(Clue("updated", symbolise(step.stack), op=step.optimizer))
             return (*clues, *_borrowed(context, by))
     clues += _by_hand(context, join.older, by)
-    alone = borrowed.by_another_optimizer(core, by, backward, context.frame)
+    alone = borrowed.by_another_optimizer(core, by, backward, context.frame, context.inputs)
     return (*clues, *_as_clues(alone, is_later=True))
 
 
@@ -195,7 +195,7 @@ def _borrowed(context: Context, by: PastBackward) -> list[Clue]:
     core, backward, backwards = context.core, context.backward, context.backwards
     if backward is None or backwards is None:
         return []
-    found = borrowed.by_later_loss(core, context.steps, backwards, backward, by.clock, context.frame)
+    found = borrowed.by_later_loss(core, context.steps, backwards, backward, by.clock, context.frame, context.inputs)
     is_later = bool(found)
     if not found:
         roots = by.live_roots()

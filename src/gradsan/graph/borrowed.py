@@ -9,7 +9,7 @@ hand, and that no optimizer has, form such a network, too: a teacher, a target n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from types import FrameType
 from typing import Any
@@ -40,10 +40,12 @@ def by_later_loss(
     backward: BackwardRecord,
     since: int,
     frame: FrameType | None,
+    inputs: Sequence[Any] = (),
 ) -> tuple[Bridge, ...]:
     """The tensors that the loss of ``backward`` takes from networks whose optimizers have stepped after ``since``.
 
     Empty where another loss used the same path (or may have, its graph being gone) or will: the cut would affect it.
+    Likewise where the backward was asked for a gradient behind it: one of ``inputs``.
     """
     raws = map(RawWrite._make, core.writes_after(since))
     by_hand = {raw.storage for raw in raws if raw.is_parameter and raw.clock < backward.clock}
@@ -51,6 +53,8 @@ def by_later_loss(
     if not _has_network_of(moved | by_hand, backward.roots):
         return ()
     edges = _border(backward.roots, _Leaves(moved, by_hand), _OTHERS, _MOVED)
+    if _asks_behind(edges, inputs):
+        return ()
     past = [one for one in backwards.before_in_thread(backward.clock) if one.clock >= since] if edges else []
     if any(_went_through(edge.younger, one) for one in past for edge in edges) or _others_go(edges, backward, frame):
         return ()
@@ -95,7 +99,7 @@ def by_gone_loss(
 
 
 def by_another_optimizer(
-    core: Log, past: PastBackward, backward: BackwardRecord, frame: FrameType | None
+    core: Log, past: PastBackward, backward: BackwardRecord, frame: FrameType | None, inputs: Sequence[Any] = ()
 ) -> tuple[Bridge, ...]:
     """The same where no step lies between: what ``past`` has freed, if other optimizers have all of its parameters."""
     order = walk.engine_order(backward.roots)
@@ -104,7 +108,19 @@ def by_another_optimizer(
     shared = {_torch.storage_identity(node.variable) for node in below if _is_leaf(node)}
     if not _has_network_of(shared, backward.roots):
         return ()
-    return _as_bridges(core, backward.thread, frame, _border(backward.roots, _Leaves(shared), _OTHERS, _MOVED))
+    edges = _border(backward.roots, _Leaves(shared), _OTHERS, _MOVED)
+    return () if _asks_behind(edges, inputs) else _as_bridges(core, backward.thread, frame, edges)
+
+
+def _asks_behind(edges: Sequence[walk.Crossing], inputs: Sequence[Any]) -> bool:
+    """Whether one of ``inputs`` lies behind the border, so that its gradient would be lost: GradNorm's shared layer."""
+    behind = set(walk.engine_order([edge.older for edge in edges])) if edges and inputs else set()
+    leaves = {_torch.storage_identity(leaf) for leaf in walk.leaves_of(behind)}
+    return any(
+        one.grad_fn in behind or (one.is_leaf and _torch.storage_identity(one) in leaves)
+        for one in inputs
+        if _torch.is_tensor(one)
+    )
 
 
 def _is_before(node: Node, past: PastBackward) -> bool:

@@ -58,7 +58,7 @@ def of_failure(
         if len(others) < _MOST_OTHERS:
             others.setdefault((storage, one.saved_version), one)
     if not _is_beside(found):
-        found = _with_borrowed(found, core, steps, backward, backwards, frame)
+        found = _with_borrowed(found, core, steps, backward, backwards, frame, inputs)
     beside = (_of_stale(core, steps, backward, one, frame) for one in others.values())
     return replace(found, further=tuple(one for one in beside if one is not None))
 
@@ -70,6 +70,7 @@ def _with_borrowed(
     backward: BackwardRecord,
     backwards: BackwardLog | None,
     frame: FrameType,
+    inputs: tuple[Any, ...],
 ) -> Conflict:
     """Return the conflict with the tensors its loss borrows, if a step or a manual update has overwritten the value."""
     if backwards is None or not any(write.kind == "step" or write.is_parameter for write in conflict.writes):
@@ -77,7 +78,7 @@ def _with_borrowed(
     since = conflict.save.clock
     from gradsan.graph import borrowed
 
-    found = borrowed.by_later_loss(core, steps, backwards, backward, since, frame)
+    found = borrowed.by_later_loss(core, steps, backwards, backward, since, frame, inputs)
     kept = borrowed.retained_for(steps, backwards, backward, since) if found else None
     return replace(conflict, borrowed=found, retained_at=kept)
 

@@ -32,7 +32,6 @@ from gradsan.source.rewrite.suggest import drop_keyword
 
 _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     arguments.disable_inplace_module,
-    copies.clone_before_loop,
     copies.clone_for_layer,
     views.index_views,
     views.record_view,
@@ -101,6 +100,8 @@ def _with_candidates(diagnosis: Diagnosis) -> Diagnosis:
     ordered: list[Fix] = []
     for fix in copies.with_masks(diagnosis):
         same = [one for one in found if one.kind == fix.kind]
+        # Of two copies that both pass, the one before the loop is made once.
+        ordered.extend(copies.clone_before_loop(diagnosis) if fix.kind == "clone_before_mutation" else ())
         ordered.extend([fix] if fix.lines or not same else [one for one in same if one not in ordered])
     ordered.extend(one for one in found if one not in ordered)
     return replace(diagnosis, fixes=copies.collect_each_value(diagnosis, tuple(ordered)))

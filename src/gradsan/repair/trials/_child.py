@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import logging
 import os
 import pickle
 import signal
@@ -179,7 +181,7 @@ def run_request(request: Request) -> tuple[int, bool]:
     own_path = gradsan_path()
     stage = take_stage(launch)
     seed_generators()
-    files = _led_files(request)
+    files, logged = _led_files(request), _logged()
     call_after_torch_import(watch.start)
     began = time.perf_counter()
     ending = perform(launch, stage)
@@ -202,7 +204,7 @@ def run_request(request: Request) -> tuple[int, bool]:
         "seconds": seconds,
         "runs_alone": request.lets_through or _runs_alone(),
         "changed_files": files.changed,
-        "texts": files.texts,
+        "texts": {**files.texts, "logged numbers": "\n".join(logged)},
         "read_files": own_files([path and os.path.realpath(path), *files.read, *imported_files()]),
     }
     Path(request.result).write_bytes(pickle.dumps(answer))
@@ -215,6 +217,22 @@ def _start(start: Callable[[ModuleType], None], watch: _Watch | _Measure, main: 
     except SystemExit as leaving:
         watch.note_exit(leaving)
         raise
+
+
+def _logged() -> list[str]:
+    """What the program tells its loggers from now on: without the times with which they write it to standard error."""
+    said: list[str] = []
+    handle = logging.Logger.handle
+
+    @functools.wraps(handle)
+    def handling(self: logging.Logger, record: logging.LogRecord) -> None:
+        if not record.name.startswith("torch."):
+            with contextlib.suppress(Exception):
+                said.append(record.getMessage())
+        handle(self, record)
+
+    logging.Logger.handle = handling  # type: ignore[method-assign]
+    return said
 
 
 def _led_files(request: Request) -> Redirecting:

@@ -33,7 +33,7 @@ from gradsan.repair.trials.held_functions import (
     leading_function,
     replace_everywhere,
 )
-from gradsan.repair.trials.scratch import WRITING, Scratch, TooLargeError
+from gradsan.repair.trials.scratch import WRITING, Scratch, TooLargeError, as_text
 
 _PATHS_OF = {
     **dict.fromkeys(("os.remove", "os.rmdir", "os.mkdir", "os.chmod", "os.chown", "os.utime", "os.truncate"), (0,)),
@@ -107,11 +107,12 @@ class Redirecting:
 
     @property
     def texts(self) -> dict[str, str]:
-        """The contents of the text files that the program wrote, by their paths."""
+        """The contents of the text files and NumPy arrays that the program wrote, by their paths."""
         with self:
             there = ((path, Path(self._scratch.there(path))) for path in self._scratch.written)
             found = {path: one.read_bytes() for path, one in there if one.is_file() and one.stat().st_size < _LARGEST}
-        return {path: text.decode("utf-8", "replace") for path, text in found.items() if b"\0" not in text}
+        texts = {path: as_text(content) for path, content in found.items()}
+        return {path: text for path, text in texts.items() if text is not None}
 
     @property
     def read(self) -> tuple[str, ...]:

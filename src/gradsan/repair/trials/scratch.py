@@ -6,12 +6,15 @@ names are *logical*: they name what the program sees, the scratch copy or the fi
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import getpass
+import io
 import mmap
 import os
 import shutil
 import stat
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -269,3 +272,14 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return str(os.getuid())
+
+
+def as_text(content: bytes) -> str | None:
+    """The text of a file, or the numbers of the arrays that NumPy saved in it; None for other binary files."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and content.startswith((b"\x93NUMPY", b"PK")):
+        with contextlib.suppress(Exception):
+            held = numpy.load(io.BytesIO(content))
+            arrays = [held] if isinstance(held, numpy.ndarray) else [held[name] for name in held.files]
+            return " ".join(repr(number) for one in arrays for number in one.ravel().tolist())
+    return None if b"\0" in content else content.decode("utf-8", "replace")

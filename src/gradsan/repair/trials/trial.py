@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.machinery import SourceFileLoader
@@ -197,8 +198,16 @@ class Trial:
 
     @property
     def all_texts(self) -> dict[str, str]:
-        """What it wrote, saved and printed, by the file's name or by what it is."""
-        texts = {Path(file).name: text for file, text in self.texts.items()}
+        """What it wrote, saved and printed, by the file's name or by what it is.
+
+        A folder may be named by the time of the run, so that only files that share a name are known by their paths.
+        """
+        names = Counter(Path(file).name for file in self.texts)
+        keys = {file: Path(file).name for file in self.texts}
+        texts = {
+            keys[file] if names[keys[file]] == 1 else os.path.relpath(file, os.path.realpath(".")): self.texts[file]
+            for file in keys
+        }
         return {**texts, "torch.save": self.recording.saved, "printed numbers": self.printed}
 
     @property

@@ -129,6 +129,8 @@ def _with_part(source: SourceFile, part: ast.Subscript, value: str, index_is_ten
     if index_is_tensor is None:
         index_is_tensor = not all(_is_position(source, one) for one in elements)
     constant = _is_number(value) or _is_always_number(source, value, int, float)
+    if not constant and _is_given_plain(source, part, value):
+        return None
     if index_is_tensor:
         return _by_tensors(source, name, elements, value, constant)
     if constant:
@@ -256,6 +258,22 @@ def _is_always_number(source: SourceFile, name: str, *kinds: type) -> bool:
         one for node in source.nodes if isinstance(node, ast.stmt) for one in bindings_of(node) if one.name == name
     ]
     return bool(bound) and all(isinstance(one.value, ast.Constant) and type(one.value.value) in kinds for one in bound)
+
+
+def _is_given_plain(source: SourceFile, part: ast.Subscript, value: str) -> bool:
+    """Whether ``value`` is an attribute set to an argument or a number: only ``x[i] = self.fill`` takes a number."""
+    name = value.lstrip("-+ ")
+    if not name.replace(".", "").isidentifier():
+        return False
+    owner = source.owner_class(part) if name.startswith("self.") else None
+    bound = [
+        one.value
+        for node in (() if owner is None else ast.walk(owner))
+        if isinstance(node, ast.stmt)
+        for one in bindings_of(node)
+        if one.name == name and one.value is not None
+    ]
+    return bool(bound) and all(isinstance(one, ast.Name | ast.Constant | ast.UnaryOp) for one in bound)
 
 
 def _counts(loop: ast.For, name: str) -> bool:
