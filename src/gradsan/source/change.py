@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import io
 import tokenize
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gradsan.model import Frame, Lines
@@ -90,8 +91,19 @@ def changed_lines(file: str, change: Change | None) -> Lines:
     old = tuple(change.old.split("\n"))
     if lines[change.line - 1 : change.line - 1 + len(old)] != old:
         return ()
-    gone = ((file, change.line + index, "") for index in range(1, len(old)))
-    return ((file, change.line, change.new), *gone)
+    return tuple((file, change.line + index, text) for index, text in _by_line(old, change.new.split("\n")))
+
+
+def _by_line(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """The lines of ``old`` that ``new`` has not, by their index, each with the text that takes its place."""
+    for tag, start, end, first, last in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        text = "\n".join(new[first:last])
+        if tag == "insert":
+            at = min(start, len(old) - 1)
+            yield at, f"{text}\n{old[at]}" if at == start else f"{old[at]}\n{text}"
+        elif tag != "equal":
+            yield start, text
+            yield from ((index, "") for index in range(start + 1, end))
 
 
 def edited(source: SourceFile, edits: Sequence[Edit], kind: str, notes: tuple[str, ...] = ()) -> Change | None:
