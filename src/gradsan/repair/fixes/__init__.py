@@ -119,6 +119,7 @@ def with_lines(diagnosis: Diagnosis) -> Diagnosis:
         first[fix.kind] if not fix.lines and fix.kind in first and first[fix.kind].lines not in known else fix
         for fix in diagnosis.fixes
     ]
+    fixes = [*(one for one in candidates if one.kind == "differentiate_base" and one not in fixes), *fixes]
     if fixes and fixes[0].meaning == "preserved":
         fixes.sort(key=lambda fix: not fix.lines or fix.meaning != "preserved")
     if diagnosis.cause in blocks.STEPPED or any(fix.how_changed and fix.how_changed.key == _UNSURE for fix in fixes):

@@ -5,11 +5,20 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 
-from gradsan.model import Diagnosis, Fix, Label, Lines
+from gradsan.model import Diagnosis, Fix, Frame, Label, Lines
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.bindings import last_binding
-from gradsan.source.change import Change, Edit, changed_lines, edited, edited_lines, insert_after, insert_before
-from gradsan.source.identifiers import leaf_name, local_nodes
+from gradsan.source.change import (
+    Change,
+    Edit,
+    changed_lines,
+    edited,
+    edited_lines,
+    insert_after,
+    insert_before,
+    text_with,
+)
+from gradsan.source.identifiers import chain_key, leaf_name, local_nodes
 from gradsan.source.locate import expressions_at, statement_at
 from gradsan.source.methods import is_inplace_name
 from gradsan.source.rewrite.moving import is_whole_lines, names_bound, names_read
@@ -285,6 +294,9 @@ def differentiate_base(diagnosis: Diagnosis) -> tuple[Fix, ...]:
             edits.append(Edit(source.span(given), source.text(part.value)))
             edits.append(Edit.after(at, index))
     lines = edited_lines(source, edits) if len(bases) == 1 else ()
+    if not lines and isinstance(asked, ast.Call):
+        parts = _of_parts(source, asked, used.frame)
+        return () if parts is None else (blocks.fix("differentiate_base", parts[0], name=parts[1], base=parts[2]),)
     return (blocks.fix("differentiate_base", lines, name=names[0], base=bases.pop()),) if lines else ()
 
 
@@ -295,3 +307,46 @@ def _asked_for(call: ast.Call) -> ast.Name | None:
     while isinstance(given, ast.List | ast.Tuple) and len(given.elts) == 1:
         given = given.elts[0]
     return given if isinstance(given, ast.Name) else None
+
+
+_PARTING = frozenset({"chunk", "split", "tensor_split", "unbind"})
+
+
+def _of_parts(source: SourceFile, call: ast.Call, frame: Frame) -> tuple[Lines, str, str] | None:
+    """``a, b = grad(u, (q, p))`` where ``q, p = x.split(1, -1)``, or slices of ``x``: of ``x``, parted the same way.
+
+    The changed lines, the names of the parts, and that of the whole.
+    """
+    given = next(iter([*call.args[1:2], *(one.value for one in call.keywords if one.arg == "inputs")]), None)
+    statement = source.parents[call][0]
+    names = [one.id for one in getattr(given, "elts", ()) if isinstance(one, ast.Name)]
+    bound = [last_binding(frame, name) for name in names]
+    if not isinstance(statement, ast.Assign) or given is None or None in bound or not names:
+        return None
+    if leaf_name(call.func) != "grad" or len(names) != len(getattr(given, "elts", ())):
+        return None
+    whole = blocks.fresh_name(source, "whole")
+    parts = [one.value for one in bound if one is not None and isinstance(one.value, ast.Subscript)]
+    made = bound[0].statement if bound[0] is not None else None
+    base: ast.expr | None = None
+    text = ""
+    if len(parts) == len(names) and len({source.text(one.value) for one in parts}) == 1:
+        base = parts[0].value
+        text = ", ".join(whole + source.text(one)[len(source.text(base)) :] for one in parts)
+    elif isinstance(made, ast.Assign) and all(one is not None and one.statement is made for one in bound):
+        cut, targets = made.value, getattr(made.targets[0], "elts", ())
+        method = cut.func if isinstance(cut, ast.Call) else None
+        is_all = [getattr(one, "id", None) for one in targets] == names
+        if is_all and isinstance(method, ast.Attribute) and method.attr in _PARTING and chain_key(method.value):
+            base = method.value
+            text = whole + source.text(cut)[len(source.text(base)) :]
+    if base is None or source.text(base) == "torch" or not is_whole_lines(source, statement):
+        return None
+    span, name = source.span(statement), source.text(base)
+    edits = [Edit(source.span(given), name), Edit.after(source.span(call), "[0]")]
+    asked = text_with(source, source.span(call), edits)
+    head = source.slice(Span(span.line, span.column, source.span(call).line, source.span(call).column))
+    indent = source.indent(span)
+    gone = dict.fromkeys(range(span.line + 1, span.end_line + 1), "")
+    lines = {**gone, span.line: f"{indent}{whole} = {asked}\n{indent}{head}{text}"}
+    return blocks.lines_changed(source, lines), ", ".join(names), name
