@@ -15,6 +15,7 @@ from torch.nn.utils import clip_grad
 
 from gradsan._torch.engine import locals_of
 from gradsan._torch.nodes import function_class
+from gradsan._torch.operations import package_folder
 
 
 def has_backward_hooks(module: Any) -> bool:
@@ -46,8 +47,8 @@ def clip_functions() -> list[tuple[Any, str, bool]]:
 def is_empty_generator(given: Any, caller: FrameType | None) -> bool:
     """Whether a clip function has been given an exhausted generator; ``caller`` is the frame that called it.
 
-    The inner function has a list; its caller ``clip_grad_norm_`` has the original. Missing: unknown.
-    ``filter`` and ``map`` reveal their source.
+    The inner function has a list; its caller ``clip_grad_norm_`` knows whether that was a generator. Missing: unknown.
+    ``filter`` and ``map`` reveal their source; clip_grad_norm_ has none of them left, but its own caller has.
     """
     if isinstance(given, filter | map):
         return any(is_empty_generator(one, None) for one in given.__reduce__()[1][1:])
@@ -57,7 +58,14 @@ def is_empty_generator(given: Any, caller: FrameType | None) -> bool:
         return False
     code = caller.f_code
     is_norm = (code.co_name, code.co_filename) == ("clip_grad_norm_", clip_grad.__file__)
-    return is_norm and caller.f_locals.get("is_generator") is True
+    outer: FrameType | None = caller
+    while outer is not None and outer.f_code.co_filename.startswith(package_folder()):
+        outer = outer.f_back
+    if not is_norm or outer is None:
+        return False
+    held = [*outer.f_locals.values(), *getattr(outer.f_locals.get("self"), "__dict__", {}).values()]
+    is_generator = caller.f_locals.get("is_generator") is True
+    return is_generator or any(isinstance(one, filter | map) and is_empty_generator(one, None) for one in held)
 
 
 # Names of the code that ``module(…)`` runs, as found on a bound method of it.

@@ -266,33 +266,56 @@ def is_of_itself(frame: Frame, name: str) -> bool:
 def number_given(frame: Frame) -> float | None:
     """The number that is an operand of a write at ``frame``: ``255`` of ``x /= 255`` and ``x.div_(255)``.
 
-    None where it is not a number literal, or there is none.
+    None where it is neither a number nor a name that the file only binds to one number, or there is none.
     """
     found, statement = expression_at(frame), statement_at(frame)
-    node = found.node if found is not None else statement.node if statement is not None else None
+    place = found if found is not None else statement
+    node = None if place is None else place.node
     if isinstance(node, ast.Call):
         given = node.args[0] if node.args else None
     else:
         given = node.value if isinstance(node, ast.AugAssign) else None
-    return None if given is None else _number(given)
+    return None if given is None or place is None else _number(given, place.source)
 
 
-def _number(node: ast.expr) -> float | None:
-    if isinstance(node, ast.Constant):
-        return float(node.value) if isinstance(node.value, int | float) else None
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = _number(node.operand)
-        return None if value is None else -value
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub | ast.Mult | ast.Div):
-        left, right = _number(node.left), _number(node.right)
-        if left is None or right is None or (isinstance(node.op, ast.Div) and not right):
-            return None
-        if isinstance(node.op, ast.Div):
-            return left / right
-        if isinstance(node.op, ast.Mult):
-            return left * right
-        return left + right if isinstance(node.op, ast.Add) else left - right
+def _number(node: ast.expr, source: SourceFile | None = None) -> float | None:
+    """The number of an expression; names are looked up in ``source``."""
+    match node:
+        case ast.Constant(value=int() | float() as value):
+            return float(value)
+        case ast.Name(id=name) if source is not None:
+            return _number_bound(source, name)
+        case ast.UnaryOp(op=ast.USub()):
+            number = _number(node.operand, source)
+            return None if number is None else -number
+        case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div()):
+            left, right = _number(node.left, source), _number(node.right, source)
+            if left is None or right is None or (isinstance(node.op, ast.Div) and not right):
+                return None
+            return {ast.Add: left + right, ast.Sub: left - right, ast.Mult: left * right}.get(
+                type(node.op), left / (right or 1)
+            )
     return None
+
+
+def _number_bound(source: SourceFile, name: str) -> float | None:
+    """The one number that a file binds a name to, by assignments and as the default of an argument."""
+    values = [
+        one.value
+        for node in source.nodes
+        if isinstance(node, ast.stmt)
+        for one in bindings_of(node)
+        if one.name == name
+    ]
+    for node in source.nodes:
+        if isinstance(node, ast.arguments):
+            given = [*node.posonlyargs, *node.args]
+            defaults = [*[None] * (len(given) - len(node.defaults)), *node.defaults, *node.kw_defaults]
+            values += [
+                default for one, default in zip((*given, *node.kwonlyargs), defaults, strict=True) if one.arg == name
+            ]
+    numbers = {None if one is None else _number(one) for one in values}
+    return numbers.pop() if len(numbers) == 1 else None
 
 
 _SCALES = {ast.Div: "__itruediv__", ast.Mult: "__imul__"}

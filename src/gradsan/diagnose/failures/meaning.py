@@ -253,6 +253,7 @@ def _constant_joined(
         severity="note" if computed.values.get("is_decayed") or computed.values.get("how") == "detached" else "warning",
         words=words,
         labels=(
+            *parts.without_graph(computed),
             *parts.label_of(computed, "created", f"label.{noun}_without_graph", values),
             *parts.label_of(added, "note", "label.constant_added", values),
             *parts.used(failure, "label.constant_ignored", values),

@@ -22,6 +22,7 @@ from gradsan.model import (
     NamedTensor,
     Role,
     Severity,
+    Site,
 )
 
 
@@ -52,6 +53,13 @@ def labels_of(found: Iterable[Clue], role: Role, key: str, values: Mapping[str, 
 def used(failure: Failure, key: str, values: Mapping[str, Any] | None = None) -> tuple[Label, ...]:
     """A label at the statement or the backward that failed, or that used the wrong value."""
     return label_texts.at("used", failure.site, Message(key, dict(values or {})))
+
+
+def without_graph(found: Clue) -> tuple[Label, ...]:
+    """The label of the ``no_grad`` around the place of a clue whose graph was left there."""
+    frames = () if found.site is None or found.values.get("how") != "no_grad" else found.site.user_frames
+    around = source.context_around(frames, frozenset({"no_grad", "inference_mode"}))
+    return () if around is None else label_texts.at("note", Site((around[0],)), Message("label.gradients_off"))
 
 
 def name_of(found: Clue | None, otherwise: str = "label.unnamed") -> str | Message:

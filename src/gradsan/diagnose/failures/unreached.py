@@ -58,6 +58,7 @@ def parameter_not_reached(failure: Failure) -> Diagnosis:
     if read is not None:
         return _read_past_graph(failure, read, {**values, "read": read.name}, _tensor(parameter))
     where = _where_left_out(failure.clues_of("parameter"))
+    cuts, used = _cuts(failure)
     is_off = any(one.message.key == "label.gradients_off" for one in where)
     how = Message("help.use_it_how", values)
     recorded = Fix("undo_no_grad", "changed", Message("help.cut_no_grad"), how_changed=how)
@@ -68,25 +69,41 @@ def parameter_not_reached(failure: Failure) -> Diagnosis:
         values=values,
         severity="warning" if is_all else "note",
         explanation=None if is_all else "explanation.parameter_never_reached",
-        labels=(*where, *parts.used(failure, "label.not_reached_step", values)),
+        labels=(*where, *_where_cut(cuts), *parts.used(failure, "label.not_reached_step", values)),
         tensor=_tensor(parameter),
-        fixes=(*_with_graph(failure), *((recorded,) if is_off else ()), parts.fix("use_it", "changed", values)),
+        fixes=(*_with_graph(cuts, used), *((recorded,) if is_off else ()), parts.fix("use_it", "changed", values)),
         notes=_others(failure.clues_of("parameter"), 0 if parameter is None else parameter.count("missing")),
     )
 
 
-def _with_graph(failure: Failure) -> tuple[Fix, ...]:
-    """The one operation that detaches the loss from everything that its optimizer trains, undone."""
+def _cuts(failure: Failure) -> tuple[tuple[source.Cut, ...], tuple[Frame, ...]]:
+    """The operations that detach the loss from everything that its optimizer trains, and where its backward is."""
     backward = failure.clue("backward")
     used = backward.site.user_frames if backward is not None and backward.site is not None else ()
     step = failure.site.user_frames
     live = [source.Live(one.requires_grad, one.callees) for one in parts.live(failure)[-len(used) :]]
     is_one_round = len(used) == len(step) == len(live)
     if not is_one_round or not all(source.in_same_function(*pair) for pair in zip(used, step, strict=True)):
+        return (), used
+    return source.find_cuts(used, live), used
+
+
+def _is_one_place(cuts: tuple[source.Cut, ...]) -> bool:
+    return len({(one.frame.file, one.frame.line) for one in cuts}) == 1 and not cuts[0].is_covered
+
+
+def _where_cut(cuts: tuple[source.Cut, ...]) -> tuple[Label, ...]:
+    if not _is_one_place(cuts):
         return ()
-    cuts = source.find_cuts(used, live)
+    return statements.at_frame(
+        "created", cuts[0].frame, Message(f"label.cut_{cuts[0].kind}", {"operand": cuts[0].operand})
+    )
+
+
+def _with_graph(cuts: tuple[source.Cut, ...], used: tuple[Frame, ...]) -> tuple[Fix, ...]:
+    """The one operation of ``cuts``, undone."""
     undone = tuple(fix for fix in undone_cuts(cuts) if fix.lines)
-    if undone or len({(one.frame.file, one.frame.line) for one in cuts}) != 1 or cuts[0].is_covered:
+    if undone or not _is_one_place(cuts):
         return undone
     return _kept_for_one(source.cut_at_use(cuts[0].frame, cuts[0].operand, used))
 
@@ -201,6 +218,7 @@ def _read_past_graph(failure: Failure, read: Clue, values: dict[str, object], te
         explanation=f"explanation.{words}",
         labels=(
             *parts.label_of(read, "created", "label.cut_off" if is_cut else "label.read_past_graph", values),
+            *parts.without_graph(read),
             *parts.used(failure, "label.not_reached_step", values),
         ),
         tensor=tensor,
