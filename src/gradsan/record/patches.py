@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
+import operator
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -40,6 +42,11 @@ def standing(owner: Any, name: str) -> Any:
     return getattr(owner, name, None)
 
 
+def are(members: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
+    """Whether ``members`` has all ``values``, and lacks those that are ABSENT. There are thousands of names."""
+    return all(map(operator.is_, map(members.get, values, itertools.repeat(ABSENT)), values.values()))
+
+
 class _Replaced(NamedTuple):
     """Attributes of one owner that were replaced together: by name, what the owner itself had, and what it has now."""
 
@@ -60,10 +67,12 @@ class Patches:
         """Replace ``owner.name``; undoing restores it, or deletes it where it was only inherited."""
         self.set_all(owner, {name: value})
 
-    def set_all(self, owner: Any, values: Mapping[str, Any]) -> None:
-        """Replace the attributes of ``owner`` that ``values`` names."""
-        members = vars(owner)
-        self._replaced.append(_Replaced(owner, {name: members.get(name, ABSENT) for name in values}, values))
+    def set_all(self, owner: Any, values: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> None:
+        """Replace the attributes of ``owner`` that ``values`` names; ``before`` is what it has, where that is known."""
+        if before is None:
+            members = vars(owner)
+            before = {name: members.get(name, ABSENT) for name in values}
+        self._replaced.append(_Replaced(owner, before, values))
         self._put(owner, values)
 
     @contextmanager
@@ -102,7 +111,9 @@ class Patches:
         while self._replaced:
             owner, before, values = self._replaced.pop()
             members = vars(owner)
-            own = {name: before[name] for name, value in values.items() if members.get(name, ABSENT) is value}
+            own = before
+            if not are(members, values):
+                own = {name: before[name] for name, value in values.items() if members.get(name, ABSENT) is value}
             self._put(owner, own)
         self._spared.clear()
         while self._actions:
@@ -113,8 +124,9 @@ class Patches:
             # There are thousands, and a module's attributes are its dictionary.
             members = vars(owner)
             # Another thread must never find ABSENT there.
-            members.update((name, value) for name, value in values.items() if value is not ABSENT)
-            for name in [name for name, value in values.items() if value is ABSENT]:
+            there = {name: value for name, value in values.items() if value is not ABSENT}
+            members.update(there)
+            for name in values.keys() - there.keys() if len(there) < len(values) else ():
                 del members[name]
             return
         for name, value in values.items():

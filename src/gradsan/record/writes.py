@@ -8,7 +8,7 @@ table of them has their wrappers, too.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ import torch
 from gradsan import _torch
 from gradsan.record import writers
 from gradsan.record.log import Core
-from gradsan.record.patches import ABSENT, Patches
+from gradsan.record.patches import ABSENT, Patches, are
 
 
 def let_scripts_compile(patches: Patches) -> None:
@@ -60,10 +60,10 @@ class Replacements:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Every name of torch that is replaced, by its owner, and the (original, wrapper) of each."""
+    """Every name of torch that is replaced, by its owner, and by the ``id`` of each original (original, wrapper)."""
 
     replacements: tuple[Replacements, ...]
-    pairs: tuple[tuple[Any, Any], ...]
+    wrappers: Mapping[int, tuple[Any, Any]]
     for_jit: _torch.ShownToJit
     for_modes: _torch.ShownToModes
 
@@ -96,19 +96,22 @@ def plan(core: Core) -> Plan:
         Replacements(owner, own, {name: vars(owner).get(name, ABSENT) for name in own}) for owner, own in named.values()
     )
     pairs = tuple(wrappers.values())
-    return Plan(replacements, pairs, _torch.ShownToJit(pairs), _torch.ShownToModes(pairs))
+    return Plan(replacements, wrappers, _torch.ShownToJit(pairs), _torch.ShownToModes(pairs))
 
 
 def install(core: Core, patches: Patches, plan: Plan) -> None:
     """Put the wrappers in place. A name that others have replaced meanwhile is left alone."""
     for one in plan.replacements:
         members, before = vars(one.owner), one.before
-        own = {name: wrapper for name, wrapper in one.wrappers.items() if members.get(name, ABSENT) is before[name]}
-        patches.set_all(one.owner, own)
+        if are(members, before):
+            patches.set_all(one.owner, one.wrappers, before)
+        else:
+            own = {name: wrapper for name, wrapper in one.wrappers.items() if members.get(name, ABSENT) is before[name]}
+            patches.set_all(one.owner, own)
     for shown in (plan.for_jit, plan.for_modes):
         shown.put()
         patches.on_undo(shown.undo)
-    _lead_defaults(patches, plan.pairs)
+    _lead_defaults(patches, plan.wrappers)
     owner, name, function = _torch.function_apply()
     patches.set(owner, name, classmethod(_wrapped(core, function, name, None)))
     core.watch_indexing(True)
@@ -120,13 +123,12 @@ def install(core: Core, patches: Patches, plan: Plan) -> None:
         patches.set(*asked)
 
 
-def _lead_defaults(patches: Patches, pairs: Iterable[tuple[Any, Any]]) -> None:
+def _lead_defaults(patches: Patches, wrappers: Mapping[int, tuple[Any, Any]]) -> None:
     """Make torch's own defaults the wrappers: layers check whether their activation *is* the function of that name."""
-    wrappers = {id(original): wrapper for original, wrapper in pairs}
     for function in _torch.taking_activations():
         before = function.__defaults__
         if before:
-            function.__defaults__ = tuple(wrappers.get(id(one), one) for one in before)
+            function.__defaults__ = tuple(wrappers.get(id(one), (one, one))[1] for one in before)
             patches.on_undo(functools.partial(setattr, function, "__defaults__", before))
 
 

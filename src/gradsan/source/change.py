@@ -114,7 +114,7 @@ def edited(source: SourceFile, edits: Sequence[Edit], kind: str, notes: tuple[st
     last = max(edit.span.end_line for edit in edits)
     old = "\n".join(source.lines[first - 1 : last])
     lines = _with_edits(source, first, last, edits)
-    return _checked(source, Change(first, old, "\n".join(lines), kind, notes))
+    return checked(source, Change(first, old, "\n".join(lines), kind, notes))
 
 
 def edited_lines(source: SourceFile, edits: Sequence[Edit]) -> Lines:
@@ -153,7 +153,7 @@ def insert_before(
     line = min([span.line, *(decorator.lineno for decorator in decorators)])
     head = source.lines[line - 1][: span.column - 1]
     if not head.strip():
-        return _checked(source, Change(line, "", head + text, kind, notes))
+        return checked(source, Change(line, "", head + text, kind, notes))
     return edited(source, [Edit.before(span, f"{text}; ")], kind, notes)
 
 
@@ -167,7 +167,7 @@ def insert_after(
     head = source.indent(span)
     tail = source.lines[span.end_line - 1][span.end_column - 1 :].strip()
     if not head.strip() and (not tail or tail.startswith("#")):
-        return _checked(source, Change(span.end_line + 1, "", head + text, kind, notes))
+        return checked(source, Change(span.end_line + 1, "", head + text, kind, notes))
     return edited(source, [Edit.after(span, f"; {text}")], kind, notes)
 
 
@@ -181,8 +181,18 @@ def _with_edits(source: SourceFile, first: int, last: int, edits: Sequence[Edit]
     return lines
 
 
-def _checked(source: SourceFile, change: Change) -> Change | None:
-    return change if parses(apply_change("\n".join(source.lines), change)) else None
+def checked(source: SourceFile, change: Change) -> Change | None:
+    """``change``, or None where ``source`` would no longer be Python with it.
+
+    Only the statements of the module that it touches are parsed where they are Python: the rest stays as it is.
+    """
+    text = apply_change("\n".join(source.lines), change)
+    removed = change.old.count("\n") + 1 if change.old else 0
+    starts = [min(one.lineno for one in (each, *getattr(each, "decorator_list", ()))) for each in source.module.body]
+    first = max((line for line in starts if line <= change.line), default=1)
+    behind = min((line for line in starts if line >= change.line + max(removed, 1)), default=len(source.lines) + 1)
+    part = "\n".join(text.split("\n")[first - 1 : behind - 1 + change.new.count("\n") + 1 - removed])
+    return change if parses(part) or parses(text) else None
 
 
 _OPENING, _CLOSING = "([{", ")]}"

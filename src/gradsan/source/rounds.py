@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gradsan.model import Frame, Lines
-from gradsan.source.change import Change, Edit, add_keyword, apply_change, edited, insert_after, insert_before
+from gradsan.source.change import Change, Edit, add_keyword, checked, edited, insert_after, insert_before
 from gradsan.source.flow import runs_more_often
 from gradsan.source.identifiers import (
     assigned_names,
@@ -21,7 +21,7 @@ from gradsan.source.locate import Expression, expression_at, scope_of, statement
 from gradsan.source.methods import ADDING
 from gradsan.source.modules import Shape, detached_form, object_cut, shape_in_source
 from gradsan.source.targets import aliased_expression
-from gradsan.source.tree import SourceFile, Span, header_nodes, parses, read_source
+from gradsan.source.tree import SourceFile, Span, header_nodes, read_source
 
 _LEAVING = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 
@@ -243,7 +243,7 @@ def enter_once_more(updated_at: Frame, context: str) -> Change | None:
     if not isinstance(call, ast.Call) or leaf_name(call.func) != context or block.body[0].lineno == block.lineno:
         return None
     change = Change(source.span(updated.node).end_line + 1, "", head, "enter_once_more")
-    return change if parses(apply_change("\n".join(source.lines), change)) else None
+    return checked(source, change)
 
 
 def is_item_of_loop(frame: Frame, name: str) -> bool:
@@ -360,8 +360,7 @@ def _insert_behind(source: SourceFile, statement: ast.stmt, text: str, kind: str
     span = source.span(statement)
     head = source.indent(span)
     change = Change(span.end_line + 1, "", head + text, kind)
-    fits = not head.strip() and parses(apply_change("\n".join(source.lines), change))
-    return change if fits else None
+    return None if head.strip() else checked(source, change)
 
 
 _TOUCHING_GRADIENTS = frozenset({"zero_grad", "step", "backward", "clip_grad_norm_", "clip_grad_value_", "grad"})
