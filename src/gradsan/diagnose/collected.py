@@ -159,7 +159,7 @@ def detach_other_network(bridges: Sequence[Bridge], retained_at: Site | None) ->
     kept = None if retained_at is None else retained_at.shown_frame
     dropped = source.changed_at(kept, lambda at: source.drop_keyword(at, "retain_graph"))
     taken = {(file, line) for file, line, _ in found.lines}
-    values = {"name": ", ".join(found.names)}
+    values = {"name": ", ".join(found.names), "cut": ", ".join(f"{name}.detach()" for name in found.names)}
     alone = Fix.worded("help.detach_other_network", values, found.lines)
     fixes: list[Fix] = []
     if dropped and not any((file, line) in taken for file, line, _ in dropped):

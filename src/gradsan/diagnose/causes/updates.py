@@ -14,6 +14,7 @@ from gradsan.diagnose import build, carriers, fixes
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.collected import BuiltOnce, anew_or_cut, detach_held, detach_other_network, forget_collected
 from gradsan.diagnose.facts import Facts
+from gradsan.diagnose.names import shared_level
 from gradsan.model import Bridge, Diagnosis, Fix, Label, Message, Site
 
 
@@ -52,9 +53,18 @@ def _fixes(facts: Facts) -> tuple[Fix, ...]:
     cut = () if _learns_from_each(facts) else detach_other_network(facts.conflict.borrowed, facts.conflict.retained_at)
     if all(update.kind != "step" for update in facts.updates):
         after = (*fixes.update_after_backward(facts), *fixes.copy_within_forward(facts))
+        if not after and _is_of_forward(facts):
+            return (*cut, *fixes.advice(facts, "update_between_forwards", "changed"))
         # A perturbation meant for the second backward (SAM) must not move after it.
         return (*after, *cut, *again) if after else (*cut, *again) if again[0].lines else (*cut, *again, *reorder)
     return (*cut, *again, *reorder)
+
+
+def _is_of_forward(facts: Facts) -> bool:
+    """Whether the forward itself writes (a mask in a hook): run again, it would write again."""
+    saved = facts.conflict.save.site.user_frames
+    level = shared_level(saved, facts.conflict.use.site.user_frames)
+    return all(shared_level(saved, one.site.user_frames) > level for one in facts.updates)
 
 
 def _learns_from_each(facts: Facts) -> bool:

@@ -18,6 +18,7 @@ from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Edit, apply_change, text_with
 from gradsan.source.identifiers import chain_key, local_nodes
 from gradsan.source.locate import statement_at
+from gradsan.source.methods import ADDING
 from gradsan.source.modules import DETACHED, object_cut
 from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.rewrite.out_of_place import out_of_place
@@ -112,6 +113,8 @@ def _model_called(place: blocks.Placed, kept: _Kept) -> str | None:
             root = (key or "").split(".")[0]
             if key is not None and root.isidentifier() and _is_bound_in_program(place.source, root):
                 owner, _, name = key.rpartition(".")
+                if owner and name in ADDING - methods:
+                    continue  # a list of what the steps returned
                 called.append(owner if owner and name in methods else key)
     return called[0] if len(set(called)) == 1 else None
 

@@ -16,8 +16,8 @@ def under_no_grad(frame: Frame) -> Change | None:
     """The statement at ``frame`` under ``with torch.no_grad():``; None where it shares its lines with others.
 
     The in-place statements after it that belong to the same update are included: those that write the same variable
-    again, or read gradients. So are definitions that only these statements read. Writes of that variable elsewhere in
-    the block get a ``with`` of their own.
+    again or another attribute of the same object, or read gradients. So are definitions that only these statements
+    read. Writes of that variable elsewhere in the block get a ``with`` of their own.
     """
     statement = statement_at(frame)
     if statement is None or hasattr(statement.node, "body"):
@@ -142,10 +142,16 @@ def _last_of_update(source: SourceFile, block: list[ast.stmt], first: int) -> in
         other = written_root(node)
         if other is None and not _only_computes(node):
             break
-        is_of_update = other is not None and (other == root or _mentions_gradient(node))
+        is_of_update = other is not None and (_is_of_layer(other, root) or _mentions_gradient(node))
         if is_of_update and _stays_within(source, block[first : index + 1]):
             last = index
     return last
+
+
+def _is_of_layer(one: str, other: str | None) -> bool:
+    """Whether two written expressions are the same, or attributes of one object: ``conv.weight`` and ``conv.bias``."""
+    owner = one.rpartition(".")[0]
+    return one == other or (owner not in ("", "self") and other is not None and owner == other.rpartition(".")[0])
 
 
 def _only_computes(node: ast.stmt) -> bool:
