@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gradsan.model import Diagnosis, Fix, Frame, Label, Message, NamedTensor, Site
-from gradsan.repair.fixes import copies, graphs, loops, states, views
+from gradsan.repair.fixes import copies, graphs, loops, states, views, with_candidates
 from gradsan.repair.patch import Patch
 
 
@@ -87,6 +87,8 @@ def test_one_copy_before_the_loop_in_the_place_of_one_in_each_round(program, lin
     found = copies.clone_before_loop(replace(fault, fixes=(copy,)))
     assert patched(found, file) == ([f"{before}    mem = mem.clone()\n{loop}"] if is_hoisted else [])
     assert copies.clone_before_loop(fault) == ()
+    # Where both pass, the one that is made once comes first.
+    assert with_candidates(replace(fault, fixes=(copy,))).fixes[0] == (found[0] if is_hoisted else copy)
 
 
 def test_a_loss_of_a_closure_is_computed_in_it(program):

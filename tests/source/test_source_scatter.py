@@ -53,6 +53,13 @@ NONE = [
     ("states[0][1] = 3.0", "__setitem__", False),
     ("LAST = 2\nLAST = idx\nx[:, LAST] = 0.5", "__setitem__", None),
     ("for q in (x,):\n    (lambda: q[0].mul_(2))()", "mul_", False),
+    # What the class was given may be a number, which no scatter takes.
+    (
+        "class Blank:\n    def __init__(self, fill):\n        self.fill = fill\n"
+        "    def __call__(self, y):\n        y[0] = self.fill\nBlank(0.5)(x)",
+        "__setitem__",
+        False,
+    ),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -67,6 +68,9 @@ def detach_held(
             beside = [one for one in held if _belongs(one, frame) and _is_beside(one, known)]
             mine = [one for one in mine if one.path.startswith(f"{known}[") and _is_nested(one)]
             mine = mine or (beside if len(beside) > 1 else [])
+        # A batch that each round draws anew holds old values, and carries none over.
+        drawn = source.bound_each_round(frame.file, frame.line)
+        mine = [one for one in mine if re.split(r"[.\[]", one.path)[0] not in drawn]
         # If one attribute carries values over, so do the others of the same object.
         mine += [one for one in held if one not in mine and any(_is_beside(one, kept.path) for kept in mine)]
         if not mine:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from gradsan.model import Diagnosis, Fix, Message
+from gradsan.source.tree import source_lines
 
 _AT_SAVE = ("help.clone_at_save", "help.clone_result")
 """Fixes of one use of the value; others change what is written, and with it every use."""
@@ -33,13 +36,35 @@ def joined(fix: Fix, others: Iterable[Fix]) -> Fix | None:
     """The fix with the lines of the one of its kind among ``others``; None without one, or where they clash."""
     other = next((one for one in others if one.summary.key == fix.summary.key and one.lines), None)
     lines = {(file, line): text for file, line, text in fix.lines}
-    if other is None or not lines or any(lines.setdefault(one[:2], one[2]) != one[2] for one in other.lines):
+    if other is None or not lines:
         return None
+    for file, line, text in other.lines:
+        merged = _merged(file, line, lines.setdefault((file, line), text), text)
+        if merged is None:
+            return None
+        lines[file, line] = merged
     mine, theirs = (one.summary.values.get("name") for one in (fix, other))
     named = isinstance(mine, str) and isinstance(theirs, str) and theirs not in mine.split(", ")
     values = {**fix.summary.values, "name": f"{mine}, {theirs}"} if named else fix.summary.values
     whole = tuple((*place, text) for place, text in lines.items())
     return replace(fix, summary=replace(fix.summary, values=values), lines=whole)
+
+
+def _merged(file: str, line: int, first: str, second: str) -> str | None:
+    """Two changes of one line in one, ``u.clone() @ w @ v.clone()``; None where they change the same part of it."""
+    rows = source_lines(file)
+    if first == second or not 0 < line <= len(rows):
+        return first if first == second else None
+    row, found = rows[line - 1], set[tuple[int, int, str]]()
+    for text in (first, second):
+        opcodes = difflib.SequenceMatcher(None, row, text, autojunk=False).get_opcodes()
+        found |= {(start, end, text[at:to]) for tag, start, end, at, to in opcodes if tag != "equal"}
+    edits = sorted(found)
+    if "\n" in first + second or any(one[1] >= other[0] for one, other in itertools.pairwise(edits)):
+        return None
+    for start, end, text in reversed(edits):
+        row = row[:start] + text + row[end:]
+    return row
 
 
 def _places(diagnosis: Diagnosis) -> set[tuple[str, int]]:

@@ -297,8 +297,8 @@ def _copy_for_autograd(facts: Facts) -> tuple[Fix, ...]:
         # Or a view of it has: ``std`` of ``std = self.stats[1]``.
         viewed = {name: (source.alias_of(frame, name) or "").partition("[")[0] for name in names}
         names = [name for name in names if _is_called(facts, name) or _is_called(facts, viewed[name])]
-    if not names and facts.name_kind == "buffer" and not save.is_output:
-        # One of a list of operands (einsum), or seen through a view of it.
+    if not names and not save.is_output:
+        # One of a list of operands (einsum), seen through a view of it, or given to layers that run one after another.
         statement = source.statement_at(frame)
         read = [] if statement is None else source.consumed_names(statement)
         names = [name for name in dict.fromkeys(read) if _is_called(facts, name)]

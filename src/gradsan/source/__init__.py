@@ -86,9 +86,9 @@ _NAMES = {
     "rewrite.uncut": "Uncut cut_at_use detach_held read_with_graph term_uncut",
     "rewrite.updates": "under_no_grad updated_in_place",
     "rounds": (
-        "backward_of_sum clears_between detach_after detach_after_round enter_each_round enter_once_more "
-        "frames_between in_one_loop in_same_function in_same_loops is_item_of_loop is_read_afterwards is_read_between "
-        "keep_graph reads_what_it_binds shape_bound_at walked_over"
+        "backward_of_sum bound_each_round clears_between detach_after detach_after_round enter_each_round "
+        "enter_once_more frames_between in_one_loop in_same_function in_same_loops is_item_of_loop "
+        "is_read_afterwards is_read_between keep_graph reads_what_it_binds shape_bound_at walked_over"
     ),
     "targets": (
         "Operation assigned_data mixed_operand operand_expressions operation_at own_difference target_and_operand "
