@@ -60,3 +60,28 @@ for step in range(100):
     optimizer.step()
     student.harden()
     follow(student, teacher)
+
+
+def finetune(student, critic, data, rate=1e-4):
+    late = torch.optim.SGD(student.parameters(), lr=rate)
+    for x, wanted in data:
+        late.zero_grad()
+        loss = (student(x) - wanted).abs().mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(student.parameters(), 1.0)
+        late.step()
+    for x, wanted in data:
+        loss = (student(x) - wanted).abs().mean()
+        late.zero_grad()
+        nn.utils.clip_grad_norm_(critic.parameters(), 1.0)
+        loss.backward()
+        late.step()
+    for x, wanted in data:
+        loss = (student(x) - wanted).abs().mean()
+        loss.backward()
+        kept = [weight.grad.clone() for weight in student.parameters()]
+        late.zero_grad()
+        for weight, grad in zip(student.parameters(), kept):
+            weight.grad = grad
+        late.step()
+        late.zero_grad()

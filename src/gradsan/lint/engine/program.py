@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from gradsan.lint._findings import Hit
 from gradsan.lint.engine.base import EnoughError, Frame
+from gradsan.lint.engine.order import in_vain
 from gradsan.lint.engine.state import State
 from gradsan.lint.engine.statements import Statements
 from gradsan.lint.engine.values import (
@@ -67,7 +68,14 @@ class Program(Statements):
             self.report("GS705", "retained_needlessly", kept.site, State(), level, values, [("used", kept.site)])
 
     def _without_effect(self, body: list[ast.stmt], scope: ast.AST) -> None:
-        """Report updates that only bind the variable of a loop over parameters, and ``zero_grad`` without its call."""
+        """Report what has no effect.
+
+        Updates that only bind the variable of a loop over parameters, ``zero_grad`` without its call, and gradients
+        cleared before their step or clipped before their backward.
+        """
+        for call in in_vain(body, self.module):
+            site = self.site(call.call)
+            self.report(call.code, call.slug, site, State(), YES, call.values, [("written", site)])
         for node in body:
             name = node.value if isinstance(node, ast.Expr) else None
             if isinstance(name, ast.Attribute) and name.attr == "zero_grad":
