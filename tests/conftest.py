@@ -64,8 +64,15 @@ def shared_folder(tmp_path_factory):
     tempfile.tempdir = None
 
 
+@pytest.fixture(autouse=True, scope="session")
+def imported():
+    """Imports what the first optimizer of a program imports: hundreds of thousands of objects, which freezing hides."""
+    if "torch" in sys.modules:
+        import torch._dynamo  # noqa: F401
+
+
 @pytest.fixture(autouse=True, scope="module")
-def small_heap():
+def small_heap(imported):
     """Keeps what earlier modules left out of collections and of ``gc.get_objects``: a suite's heap is a large one."""
     gc.collect()
     gc.freeze()

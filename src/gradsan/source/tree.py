@@ -350,13 +350,20 @@ def _from_loader(file: str) -> list[str]:
 
 
 def _module_of(file: str) -> ModuleType | None:
-    if file.startswith("<"):
-        return None  # no file: ``<string>``, a cell
+    name = _module_name(file, len(sys.modules))
+    return None if name is None else sys.modules.get(name)
+
+
+@functools.lru_cache(maxsize=256)
+def _module_name(file: str, _modules: int) -> str | None:
+    """The name of the module that was loaded from ``file``. There are thousands: they are asked when one was added."""
     last = os.path.basename(file)  # noqa: PTH119
-    for module in list(sys.modules.values()):
+    if file.startswith("<") or not last:
+        return None  # no file: ``<string>``, a cell
+    for name, module in list(sys.modules.items()):
         found = getattr(module, "__file__", None) if isinstance(module, ModuleType) else None
         if isinstance(found, str) and (found == file or (found.endswith(last) and _absolute(found) == file)):
-            return module
+            return name
     return None
 
 
