@@ -103,7 +103,7 @@ def update_after_backward(facts: Facts) -> tuple[Fix, ...]:
     """
     stacks = [update.site.user_frames for update in facts.updates]
     used = facts.conflict.use.site.user_frames
-    within = source.within_block(stacks, used)
+    within = source.within_block(stacks, used, facts.conflict.save.site.user_frames)
     if within:
         return (_fix("reorder_step", "preserved", facts, within, summary="help.backward_within_block"),)
     moved = source.move_behind(stacks, used)

@@ -63,11 +63,12 @@ def move_behind(written: Sequence[Sequence[Frame]], used: Sequence[Frame]) -> Mo
     return Moved(lines, all(_is_light(node) for node in between))
 
 
-def within_block(written: Sequence[Sequence[Frame]], used: Sequence[Frame]) -> Lines:
+def within_block(written: Sequence[Sequence[Frame]], used: Sequence[Frame], saved: Sequence[Frame]) -> Lines:
     """A ``with`` block that writes on exit extended over the backward and the statements in between: the changed lines.
 
     Weights that are changed for the duration of the block (noise, an average) are restored when it ends. Stacks as for
-    ``move_behind``. Empty where the writes are not those of the exit of one such block before the backward.
+    ``move_behind``. Empty where the writes are not those of the exit of one such block before the backward, or where
+    the forward (``saved``) ran outside of the block: its backward needs the values that the block has changed.
     """
     found = _in_one_block(written, used)
     if found is None:
@@ -76,11 +77,16 @@ def within_block(written: Sequence[Sequence[Frame]], used: Sequence[Frame]) -> L
     node = block[first]
     if first != last or not isinstance(node, ast.With) or node.body[0].lineno == node.lineno:
         return ()
-    around = [statement_at(frame) for stack in written for frame in stack]
     within = {part for one in node.body for part in ast.walk(one)}
-    inside = [one for one in around if one is not None and one.source is source and one.node in within]
+
+    def is_inside(stack: Sequence[Frame]) -> bool:
+        places = [statement_at(frame) for frame in stack]
+        return any(one is not None and one.source is source and one.node in within for one in places)
+
+    if any(map(is_inside, written)) or not is_inside(saved):
+        return ()
     added = block[last + 1 : backward + 1]
-    if inside or not all(is_whole_lines(source, one) for one in added):
+    if not all(is_whole_lines(source, one) for one in added):
         return ()
     if any(isinstance(part, _LEAVING) for one in added for part in ast.walk(one)):
         return ()
