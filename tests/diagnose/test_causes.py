@@ -94,6 +94,27 @@ def test_a_parameter_written_through_an_alias_is_gs110(file: str) -> None:
         assert code(conflict(file, writes=(write,), names=names)) == "GS110"
 
 
+def test_a_parameter_that_the_forward_writes_is_not_helped_by_another_forward(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "def forward(a, b):\n    mask()\n    c = a @ w\n    mask()\n    return b @ w - c\nloss.backward()\n"
+    )
+    names = (Name("net.weight", "module", "parameter"),)
+    write = replace(step(str(path)), op="mul_", kind="inplace", optimizer=None)
+
+    def kinds(saved: Frame, written: Frame) -> list[str]:
+        save = replace(conflict(str(path)).save, site=Site((saved,)))
+        use = replace(conflict(str(path)).use, site=at(str(path), 6))
+        found = conflict(str(path), save=save, writes=(replace(write, site=Site((written,))),), use=use, names=names)
+        (diagnosis,) = diagnose(Evidence((found,)))
+        assert diagnosis.code == "GS110"
+        return [fix.kind for fix in diagnosis.fixes]
+
+    inner, outer = Frame(str(path), 3, "forward", is_user=True), at(str(path), 6).frames[0]
+    assert kinds(inner, replace(inner, line=4)) == ["update_between_forwards"]
+    assert "update_between_forwards" not in kinds(inner, replace(outer, line=5))
+
+
 def test_rows_shortened_by_an_embedding_are_no_flag_of_a_layer(file: str) -> None:
     layer = Frame("/lib/site-packages/torch/nn/functional.py", 9, "embedding")
     site = Site((*at(file, 2).frames, layer))
