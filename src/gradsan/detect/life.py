@@ -10,9 +10,10 @@ every sample, for one loss): it is reported at the end, if no backward has run i
 Rows: ``leaf_lost``, ``parameter_not_reached``, ``graph_grows``. Roles: ``parameter`` (a tensor without gradient;
 ``values``: ``missing`` of ``total``, ``shape``, ``dtype``, ``device``, and where one of the program's own modules holds
 it ``owner``, its class, and ``attribute``; ``site``: the definition of that class's forward), ``replaced`` (the tensor
-that the program uses instead; ``site``: where it was made), ``read`` (the expression and place that read it past its
-graph), ``backward`` (the last one, where no parameter has a gradient) with ``live`` of the step's frames, ``holder``
-(the optimizer), ``grown`` (the variable; ``values``: ``rounds``, ``nodes``, ``bytes``, ``bytes_per_round``).
+that the program uses instead; ``site``: where it was made), ``registered`` (where a module got that one), ``read`` (the
+expression and place that read it past its graph), ``backward`` (the last one, where no parameter has a gradient) with
+``live`` of the step's frames, ``holder`` (the optimizer), ``grown`` (the variable; ``values``: ``rounds``, ``nodes``,
+``bytes``, ``bytes_per_round``).
 """
 
 from __future__ import annotations
@@ -250,6 +251,8 @@ class Life(Detector):
             clues.append(Clue("parameter", name=instead.path, values={**_torch.facts_of(parameter), **counts}))
             made = site_that_made(self._core, instead.tensor.grad_fn, threading.get_ident())
             clues.append(Clue("replaced", made, name=instead.path))
+            if (late := self._making.late(instead.tensor)) is not None:
+                clues.append(Clue("registered", symbolise(late.stack), name=instead.path))
         self._found(Failure("leaf_lost", "", "", site, tuple(clues), raised=False))
 
     @_torch.hushed()

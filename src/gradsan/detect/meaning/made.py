@@ -29,7 +29,7 @@ def is_in_forward(stack: Any) -> bool:
 
 
 class Made(NamedTuple):
-    """An optimizer or a scheduler: a weak reference, and the clock and stack of its construction."""
+    """An optimizer, a scheduler or a late parameter: a weak reference, and the clock and stack of its construction."""
 
     weak: Any
     clock: int
@@ -45,7 +45,7 @@ class Making(Detector):
         self._core = run.core
         self._optimizers: dict[int, Made] = {}
         self._schedulers: dict[int, Made] = {}
-        self._late: dict[int, tuple[Any, int]] = {}
+        self._late: dict[int, Made] = {}
         self._in_calls: dict[Any, list[tuple[Any, str, Any]]] = {}
         self.run_out: Made | None = None
         """The last optimizer that was given a group by an exhausted generator."""
@@ -68,8 +68,13 @@ class Making(Detector):
 
     def is_late(self, parameter: Any, clock: int) -> bool:
         """Whether a module got the parameter after ``clock``, when some optimizer existed."""
-        weak, given = self._late.get(id(parameter), (None, 0))
-        return weak is not None and weak() is parameter and given > clock
+        made = self.late(parameter)
+        return made is not None and made.clock > clock
+
+    def late(self, parameter: Any) -> Made | None:
+        """Return where a module got the parameter when some optimizer existed."""
+        made = self._late.get(id(parameter))
+        return made if made is not None and made.weak() is parameter else None
 
     def install(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:
         self._watch(patches, guard, Optimizer, "add_param_group", self._grouped, partial(self._given, guard))
@@ -132,9 +137,9 @@ class Making(Detector):
                 made = _torch.weak_tensor(parameter), f"{type(module).__name__}.{name}", stack
                 self._in_calls[place] = [*self._in_calls.get(place, [])[1 - _TIMES :], made]
         if len(self._late) >= _LATE_KEPT:
-            self._late = {key: one for key, one in self._late.items() if one[0]() is not None}
+            self._prune(self._late)
         if len(self._late) < _LATE_KEPT:
-            self._late[id(parameter)] = _torch.weak_tensor(parameter), self._core.tick()
+            self._late[id(parameter)] = Made(_torch.weak_tensor(parameter), self._core.tick(), stack)
 
     @staticmethod
     def _prune(table: dict[int, Made]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts
-from gradsan.model import Diagnosis, Failure, Label, Lines, Message, NamedTensor
+from gradsan.model import Diagnosis, Failure, Label, Lines, Message, NamedTensor, Site
 
 _SHOWN = 40
 """Characters of a statement that a sentence quotes in full."""
@@ -93,14 +93,22 @@ def own_operand(failure: Failure) -> Diagnosis | None:
         return None
     is_written = failure.row == "own_operand"
     values = {"name": read.name, "written": written.name, "writer": label_texts.as_written(written.op)}
+    frame = written.user_frame
+    kept = str(written.values.get("kept") or written.name)
+    places = () if frame is None else source.assignments(frame, kept)
     return _warning(
         failure,
         values,
         labels=(
+            *(
+                label_texts.at("created", Site((places[0][1],)), Message("label.bound_as_another", {"name": kept}))
+                if len(places) == 1
+                else ()
+            ),
             *parts.label_of(written, "written" if is_written else "saved", f"label.{failure.row}", values),
             *parts.used(failure, "label.new_value_used", {"name": written.name}),
         ),
-        tensor=parts.tensor_of(written, str(written.values.get("kept") or written.name)),
+        tensor=parts.tensor_of(written, kept),
         help_key="help.own_operand",
     )
 

@@ -7,10 +7,12 @@ rounds, and each is a warning, except where parameters may well have been left o
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
+from gradsan import source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts
-from gradsan.model import Diagnosis, Failure, Message
+from gradsan.model import Diagnosis, Failure, Label, Message, Site
 
 _PERHAPS_MEANT = frozenset({"criterion", "left_out_end", "left_out_chosen", "unregistered_one"})
 _VARIANTS = re.compile("_(end|chosen|one)$")
@@ -37,6 +39,7 @@ def without_optimizer(failure: Failure) -> Diagnosis | None:
         severity="note" if evidence in _PERHAPS_MEANT else "warning",
         explanation=f"explanation.without_optimizer_{evidence.removesuffix('_end')}",
         labels=(
+            *(_where_held(failure, parameters[0].name, values) if kind == "unregistered" else ()),
             *parts.label_of(holder, "created", "label.optimizer_made", values),
             *parts.label_of(parameters[0], "created", "label.made_in_forward", values),
             *parts.used(failure, "label.fills_untrained", values),
@@ -45,6 +48,17 @@ def without_optimizer(failure: Failure) -> Diagnosis | None:
         fixes=(parts.fix("give_parameters", "changed", values, summary=f"help.give_{_way(kind)}"),),
         notes=notes,
     )
+
+
+def _where_held(failure: Failure, name: str, values: Mapping[str, object]) -> tuple[Label, ...]:
+    """The label of the one statement that binds the attribute in which a module holds a parameter."""
+    frame = failure.site.user_frame
+    attributes = re.findall(r"\.(\w+)", name)[::-1] if frame is not None else []
+    for attribute in attributes:
+        places = [place for _, place in source.assignments(frame, f"self.{attribute}")] if frame is not None else []
+        if len(places) == 1:
+            return label_texts.at("created", Site((places[0],)), Message("label.held_plainly", dict(values)))
+    return ()
 
 
 def _way(evidence: str) -> str:

@@ -174,6 +174,7 @@ def _where_lost(failure: Failure, replaced: Clue | None, values: Mapping[str, ob
         places = [place for part, place in bound if part == bound[0][0]]
         if len(places) == 1 and (holder is not None or len(bound) == 1):
             shown = statements.at_frame("created", places[0], Message("label.leaf_lost_at", dict(values)))
+    shown = shown or parts.label_of(failure.clue("registered"), "created", "label.leaf_lost_at", values)
     if holder is None:
         return shown
     return (*statements.at_frame("note", holder, Message("label.holder_made", dict(values))), *shown)
