@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.machinery import SourceFileLoader
@@ -200,14 +199,14 @@ class Trial:
     def all_texts(self) -> dict[str, str]:
         """What it wrote, saved and printed, by the file's name or by what it is.
 
-        A folder may be named by the time of the run, so that only files that share a name are known by their paths.
+        A folder may be named by the time of the run: files that share a name are known by their paths within the
+        folder that contains them all.
         """
-        names = Counter(Path(file).name for file in self.texts)
-        keys = {file: Path(file).name for file in self.texts}
-        texts = {
-            keys[file] if names[keys[file]] == 1 else os.path.relpath(file, os.path.realpath(".")): self.texts[file]
-            for file in keys
-        }
+        texts: dict[str, str] = {}
+        for name in dict.fromkeys(Path(file).name for file in self.texts):
+            same = [file for file in self.texts if Path(file).name == name]
+            above = os.path.commonpath([str(Path(file).parent) for file in same])
+            texts |= {os.path.relpath(file, above): self.texts[file] for file in same}
         return {**texts, "torch.save": self.recording.saved, "printed numbers": self.printed}
 
     @property
