@@ -367,6 +367,19 @@ def heads_that_two_optimizers_train() -> None:
         informing.step()
 
 
+def thresholds_that_decay_to_a_floor() -> None:
+    net, thresholds = nn.Linear(5, 3), torch.full((3, 4), 0.9)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    decay, floor = 0.95, 0.02
+    for _ in range(ROUNDS):
+        for kind in range(3):
+            row = thresholds[kind]
+            row.mul_(decay).add_(floor)
+        optimizer.zero_grad()
+        (net(torch.randn(6, 5)).softmax(1) * thresholds.mean(1)).sum().backward()
+        optimizer.step()
+
+
 TRAININGS = [
     arrays_that_are_filled_anew_or_copied,
     networks_that_share_memory_and_states_that_are_kept,
@@ -390,6 +403,7 @@ TRAININGS = [
     several_losses_one_after_the_other,
     blocks_thawed_one_by_one,
     heads_that_two_optimizers_train,
+    thresholds_that_decay_to_a_floor,
 ]
 
 

@@ -7,7 +7,7 @@ it is the same memory, and that nobody else refills it. The source must show tha
 function, treats it as its own: the result of a conversion, or an element of something larger. Scaling by the
 value's own statistics is harmless the second time; a shift by them with scaling by a number is not. A state that
 accumulates and decays, such as a running mean or a trace, is written again on purpose: it is added to, or has a factor
-near one; none is shifted by a number part by part. Whether any other factor scales data is unknown, unless a data
+near one; none is shifted by a number batch by batch. Whether any other factor scales data is unknown, unless a data
 loader calls the line.
 
 Code called by a data loader keeps no state in the data: there a shift alone is reported, too, as accumulating noise.
@@ -149,9 +149,12 @@ class ChangedAgain(Finder):
         is_slow = factor is not None and _BENDS.isdisjoint(ops) and FADES <= abs(factor) <= 1 / FADES
         is_alone = sum(op not in _BOUNDS for op in ops) == 1
         fades = is_slow and (is_alone or (is_factor and abs(factor or 0) < 1))
-        # No state takes in one number in each of its parts, in turn.
-        is_of_parts = len({part.last.storage for part in parts}) < len(parts)
-        fades = fades and not (is_of_parts and any(op in SHIFTS and number and not own for op, number, own in each))
+        # No state takes in one number in each of its parts, one part a round.
+        is_of_batches = (
+            len({part.last.storage for part in parts}) < len(parts) == len({part.last.sequence for part in parts})
+            and len(parts[0].last.shape) > 1
+        )
+        fades = fades and not (is_of_batches and any(op in SHIFTS and number and not own for op, number, own in each))
         if not is_of_loader and (takes_in or fades):
             return
         is_unknown = is_factor and factor is None and not is_of_loader
