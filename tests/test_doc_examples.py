@@ -56,8 +56,10 @@ def runs_by_itself() -> list[object]:
 @pytest.mark.parametrize(
     "page",
     [
-        # The Chinese pages run the same commands as the English ones.
-        pytest.param(page, marks=pytest.mark.long if page.name.endswith(".zh.md") else (), id=name(page))
+        # The Chinese pages run the same commands as the English ones; tests of the command compile what compare.md does.
+        pytest.param(
+            page, marks=pytest.mark.long if page.name.endswith((".zh.md", "compare.md")) else (), id=name(page)
+        )
         for page in PAGES
         if with_console(page)
     ],

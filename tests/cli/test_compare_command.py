@@ -132,6 +132,7 @@ def compare(folder, run, text, *words):
     return done, json.loads(report.read_text()) if report.exists() else None
 
 
+@pytest.mark.long
 def test_several_compiled_modules_compute_what_eager_code_does(tmp_path, run_warm_compiler):
     done, report = compare(tmp_path, run_warm_compiler, SAME, "--rounds", "2")
     assert (done.status, report["verdict"]) == (0, "same")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import functools
 import gc
+import itertools
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -138,8 +140,7 @@ class ShownToJit:
 
     def undo(self) -> None:
         """Remove them."""
-        for key in self._added:
-            self._table.pop(key, None)
+        collections.deque(map(self._table.pop, self._added, itertools.repeat(None)), maxlen=0)
 
 
 class ShownToModes:

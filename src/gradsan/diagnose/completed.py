@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from gradsan.model import Diagnosis, Fix, Message
-from gradsan.source.tree import source_lines
+from gradsan.source.change import Change, checked
+from gradsan.source.tree import read_source
 
 _AT_SAVE = ("help.clone_at_save", "help.clone_result")
 """Fixes of one use of the value; others change what is written, and with it every use."""
@@ -52,19 +51,25 @@ def joined(fix: Fix, others: Iterable[Fix]) -> Fix | None:
 
 def _merged(file: str, line: int, first: str, second: str) -> str | None:
     """Two changes of one line in one, ``u.clone() @ w @ v.clone()``; None where they change the same part of it."""
-    rows = source_lines(file)
-    if first == second or not 0 < line <= len(rows):
-        return first if first == second else None
-    row, found = rows[line - 1], set[tuple[int, int, str]]()
-    for text in (first, second):
-        opcodes = difflib.SequenceMatcher(None, row, text, autojunk=False).get_opcodes()
-        found |= {(start, end, text[at:to]) for tag, start, end, at, to in opcodes if tag != "equal"}
-    edits = sorted(found)
-    if "\n" in first + second or any(one[1] >= other[0] for one, other in itertools.pairwise(edits)):
+    if first == second:
+        return first
+    source = read_source(file)
+    if source is None or not 0 < line <= len(source.lines):
         return None
-    for start, end, text in reversed(edits):
-        row = row[:start] + text + row[end:]
-    return row
+    row = source.lines[line - 1]
+    (start, end, text), (later_start, later_end, later) = sorted((_edit(row, first), _edit(row, second)))
+    if "\n" in first + second or end >= later_start:
+        return None
+    whole = row[:start] + text + row[end:later_start] + later + row[later_end:]
+    return None if checked(source, Change(line, row, whole, "")) is None else whole
+
+
+def _edit(row: str, changed: str) -> tuple[int, int, str]:
+    """What a changed line has in place of ``row[start:end]``: (start, end, text). No difflib: programs shadow it."""
+    most = min(len(row), len(changed))
+    start = next((at for at in range(most) if row[at] != changed[at]), most)
+    tail = next((at for at in range(most - start) if row[-1 - at] != changed[-1 - at]), most - start)
+    return start, len(row) - tail, changed[start : len(changed) - tail]
 
 
 def _places(diagnosis: Diagnosis) -> set[tuple[str, int]]:

@@ -110,6 +110,10 @@ def leave_own_frames() -> None:
     """
     if _torch.COMPILER_FRAMES not in sys.modules:
         return
+    loaded = [len(sys.modules), next(reversed(sys.modules))]
+    if loaded == _left_at:
+        return
+    _left_at[:] = loaded
     alone = {function.__code__ for function in (Guard.run, Guard.run_hushed)}
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] != _PACKAGE or name in _left:
@@ -148,3 +152,5 @@ def _codes_of(module: ModuleType) -> Iterator[CodeType]:
 
 _PACKAGE = __name__.partition(".")[0]
 _left: set[str] = set()
+_left_at: list[object] = []
+"""How many modules there were, and the latest of them, when all were gone through: there are thousands."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import io
 import tokenize
 from collections.abc import Callable, Iterator, Sequence
@@ -95,15 +94,23 @@ def changed_lines(file: str, change: Change | None) -> Lines:
 
 
 def _by_line(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """The lines of ``old`` that ``new`` has not, by their index, each with the text that takes its place."""
-    for tag, start, end, first, last in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-        text = "\n".join(new[first:last])
-        if tag == "insert":
-            at = min(start, len(old) - 1)
-            yield at, f"{text}\n{old[at]}" if at == start else f"{old[at]}\n{text}"
-        elif tag != "equal":
-            yield start, text
-            yield from ((index, "") for index in range(start + 1, end))
+    """The lines of ``old`` that ``new`` has not, by their index, each with the text that takes its place.
+
+    No difflib: this runs where a program's own ``difflib.py`` would be found.
+    """
+    most = min(len(old), len(new))
+    head = next((at for at in range(most) if old[at] != new[at]), most)
+    tail = next((at for at in range(most - head) if old[-1 - at] != new[-1 - at]), most - head)
+    gone, text = range(head, len(old) - tail), list(new[head : len(new) - tail])
+    if len(gone) == len(text):
+        yield from ((at, line) for at, line in zip(gone, text, strict=True) if old[at] != line)
+    elif gone:
+        yield head, "\n".join(text)
+        yield from ((at, "") for at in gone[1:])
+    elif head < len(old):
+        yield head, "\n".join([*text, old[head]])
+    else:
+        yield head - 1, "\n".join([old[head - 1], *text])
 
 
 def edited(source: SourceFile, edits: Sequence[Edit], kind: str, notes: tuple[str, ...] = ()) -> Change | None:

@@ -261,11 +261,12 @@ def graph_grows(failure: Failure) -> Diagnosis:
     is_unused = bool(facts.get("unused"))
     used = failure.site.user_frame
     added = () if used is None or grown is None or not grown.name else source.additions(used, grown.name)
-    if facts.get("summed") and grown is not None and grown.site is not None:
-        here = grown.site.shown_frame
-        added = tuple(
-            one for one in added if here is not None and one.frame.line <= here.line <= (one.frame.end_line or 0)
-        )
+    here = None if grown is None or grown.site is None else grown.site.shown_frame
+    if here is not None and grown is not None and grown.name and "." in grown.name and not added:
+        # A method of its own adds to it.
+        added = _made_at(here, source.additions(here, f"self.{grown.name.rpartition('.')[2]}"))
+    elif facts.get("summed") and here is not None:
+        added = _made_at(here, added)
     return parts.diagnosis(
         failure,
         "GS422",
@@ -281,13 +282,18 @@ def graph_grows(failure: Failure) -> Diagnosis:
             *_round_label(failure, is_unused),
         ),
         explanation=_why_kept(facts) if is_unused else None,
-        tensor=None,
+        tensor=parts.tensor_of(grown) if grown is not None and grown.name else None,
         fixes=(
             *((parts.fix("no_grad", "changed", values, summary="help.no_grad_rounds"),) if is_unused else ()),
             _cut_growth(failure, grown, added, values),
         ),
         notes=(Message("note.graph_growth", {**values, "bytes": facts.get("bytes", 0)}),),
     )
+
+
+def _made_at(here: Frame, added: tuple[source.Addition, ...]) -> tuple[source.Addition, ...]:
+    """The additions of what was made at ``here``."""
+    return tuple(one for one in added if one.frame.line <= here.line <= (one.frame.end_line or 0))
 
 
 def _why_kept(facts: Mapping[str, object]) -> str:

@@ -300,8 +300,8 @@ class Tensors(Base):
             self.report("GS301", "leaf_written", site, state, YES, where, [("written", site)], fix="no_grad")
         elif target.view == "expand" and target.is_counted:
             # A part of it may lie beside the repeated dimensions.
-            is_sure = MAYBE if where["op"] == "[...] =" else YES
-            self.report("GS308", "expanded_written", site, state, is_sure, where, [("written", site)])
+            certainty = MAYBE if where["op"] == "[...] =" else YES
+            self.report("GS308", "expanded_written", site, state, certainty, where, [("written", site)])
         elif target.view == "pieces" and level == YES:
             self.report("GS303", "one_of_several_views_written", site, state, YES, where, [("written", site)])
         elif target.view == "no_grad" and not target.is_cut:
