@@ -24,6 +24,8 @@ from cases import each
 DOCS = ROOT / "docs"
 PAGES = [page for page in examples.pages() if page.name not in ("architecture.md", "dependencies.md", "internals.md")]
 ENGLISH = [page for page in PAGES if not page.name.endswith(".zh.md")]
+LONG = (".zh.md", "compare.md")
+"""Chinese pages run the commands of the English ones; what compare.md compiles is what tests of the command compile."""
 COUNTED_ELSEWHERE = "blind-spots"
 """Its programs run in test_blind_spots.py, which knows what each is to do."""
 
@@ -56,10 +58,7 @@ def runs_by_itself() -> list[object]:
 @pytest.mark.parametrize(
     "page",
     [
-        # The Chinese pages run the same commands as the English ones; tests of the command compile what compare.md does.
-        pytest.param(
-            page, marks=pytest.mark.long if page.name.endswith((".zh.md", "compare.md")) else (), id=name(page)
-        )
+        pytest.param(page, marks=pytest.mark.long if page.name.endswith(LONG) else (), id=name(page))
         for page in PAGES
         if with_console(page)
     ],

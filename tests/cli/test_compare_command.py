@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from cases import each
 
 SAME = """
