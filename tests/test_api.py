@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import linecache
 import os
 import subprocess
@@ -229,6 +230,8 @@ def test_a_write_to_memory_that_was_given_back_is_not_the_writer() -> None:
     earlier, used_again = set(), 0
     for _ in range(50):
         earlier.add(overwritten_by(lambda y: y.add_(1))[0])
+        # The error that was caught refers to its frames, and they to it.
+        gc.collect()
         address, (diagnosis,) = overwritten_by(relu_)
         assert diagnosis.code == "GS121"
         assert diagnosis.labels[0].role == "saved"
