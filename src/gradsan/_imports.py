@@ -19,6 +19,15 @@ from typing import Any
 _TORCH = "torch"
 
 
+def modules_loaded() -> tuple[int, str]:
+    """How many modules are loaded, and the latest: what has gone through them all need not again while this stays.
+
+    There are thousands. They are listed within one call into C, as other threads import.
+    """
+    names = list(sys.modules)
+    return len(names), names[-1]
+
+
 def torch_is_installed() -> bool:
     """Whether ``import torch`` would find a module; imports nothing."""
     if _TORCH in sys.modules:

@@ -63,9 +63,14 @@ def is_empty_generator(given: Any, caller: FrameType | None) -> bool:
         outer = outer.f_back
     if not is_norm or outer is None:
         return False
-    held = [*outer.f_locals.values(), *getattr(outer.f_locals.get("self"), "__dict__", {}).values()]
-    is_generator = caller.f_locals.get("is_generator") is True
-    return is_generator or any(isinstance(one, filter | map) and is_empty_generator(one, None) for one in held)
+    if caller.f_locals.get("is_generator") is True:
+        return True
+    names = locals_of(outer)
+    held = [*names.values(), *getattr(names.get("self"), "__dict__", {}).values()]
+    # An empty list may be what was given.
+    if any(isinstance(one, list) and not one for one in held):
+        return False
+    return any(isinstance(one, filter | map) and is_empty_generator(one, None) for one in held)
 
 
 # Names of the code that ``module(…)`` runs, as found on a bound method of it.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import collections
 import ctypes
 import functools
 import gc
-import itertools
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -140,7 +138,8 @@ class ShownToJit:
 
     def undo(self) -> None:
         """Remove them."""
-        collections.deque(map(self._table.pop, self._added, itertools.repeat(None)), maxlen=0)
+        for key in self._added:
+            self._table.pop(key, None)
 
 
 class ShownToModes:

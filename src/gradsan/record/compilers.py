@@ -14,7 +14,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from gradsan import _torch
-from gradsan._imports import call_after_import
+from gradsan._imports import call_after_import, modules_loaded
 from gradsan.record.guarding import Guard
 from gradsan.record.patches import Patches
 
@@ -110,10 +110,10 @@ def leave_own_frames() -> None:
     """
     if _torch.COMPILER_FRAMES not in sys.modules:
         return
-    loaded = [len(sys.modules), next(reversed(sys.modules))]
-    if loaded == _left_at:
+    loaded = modules_loaded()
+    if _left_at == [loaded]:
         return
-    _left_at[:] = loaded
+    _left_at[:] = [loaded]
     alone = {function.__code__ for function in (Guard.run, Guard.run_hushed)}
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] != _PACKAGE or name in _left:
@@ -152,5 +152,5 @@ def _codes_of(module: ModuleType) -> Iterator[CodeType]:
 
 _PACKAGE = __name__.partition(".")[0]
 _left: set[str] = set()
-_left_at: list[object] = []
-"""How many modules there were, and the latest of them, when all were gone through: there are thousands."""
+_left_at: list[tuple[int, str]] = []
+"""The modules loaded when all were last gone through."""

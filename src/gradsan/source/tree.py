@@ -26,6 +26,8 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TypeAlias
 
+from gradsan._imports import modules_loaded
+
 FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 ScopeNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 _COMPREHENSIONS = {
@@ -350,13 +352,13 @@ def _from_loader(file: str) -> list[str]:
 
 
 def _module_of(file: str) -> ModuleType | None:
-    name = _module_name(file, len(sys.modules))
+    name = _module_name(file, modules_loaded())
     return None if name is None else sys.modules.get(name)
 
 
 @functools.lru_cache(maxsize=256)
-def _module_name(file: str, _modules: int) -> str | None:
-    """The name of the module that was loaded from ``file``. There are thousands: they are asked when one was added."""
+def _module_name(file: str, _loaded: tuple[int, str]) -> str | None:
+    """The name of the module that was loaded from ``file``, looked for again when others have been loaded."""
     last = os.path.basename(file)  # noqa: PTH119
     if file.startswith("<") or not last:
         return None  # no file: ``<string>``, a cell

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gradsan.heuristics import is_gradient
@@ -278,6 +279,14 @@ def number_given(frame: Frame) -> float | None:
     return None if given is None or place is None else _number(given, place.source)
 
 
+_ARITHMETIC: dict[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+
+
 def _number(node: ast.expr, source: SourceFile | None = None) -> float | None:
     """The number of an expression; names are looked up in ``source``."""
     match node:
@@ -288,13 +297,11 @@ def _number(node: ast.expr, source: SourceFile | None = None) -> float | None:
         case ast.UnaryOp(op=ast.USub()):
             number = _number(node.operand, source)
             return None if number is None else -number
-        case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div()):
+        case ast.BinOp(op=op) if type(op) in _ARITHMETIC:
             left, right = _number(node.left, source), _number(node.right, source)
-            if left is None or right is None or (isinstance(node.op, ast.Div) and not right):
+            if left is None or right is None or (isinstance(op, ast.Div) and not right):
                 return None
-            return {ast.Add: left + right, ast.Sub: left - right, ast.Mult: left * right}.get(
-                type(node.op), left / (right or 1)
-            )
+            return _ARITHMETIC[type(op)](left, right)
     return None
 
 

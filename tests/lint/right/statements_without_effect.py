@@ -85,3 +85,18 @@ def finetune(student, critic, data, rate=1e-4):
             weight.grad = grad
         late.step()
         late.zero_grad()
+
+
+def accumulate(net, parts):
+    for part in parts:
+        net(part).mean().backward()
+
+
+def finetune_in_parts(student, data, rate=1e-4):
+    late = torch.optim.SGD(student.parameters(), lr=rate)
+    for parts, last in data:
+        late.zero_grad()
+        accumulate(student, parts)
+        nn.utils.clip_grad_norm_(student.parameters(), 1.0)
+        student(last).sum().backward()
+        late.step()

@@ -53,7 +53,8 @@ def in_vain(body: list[ast.stmt], module: ast.Module) -> Iterator[InVain]:
     """Yield the calls of ``body`` that clear gradients before their step, or clip before their backward."""
     if sum(_kind(one) in ("backward", "step", "clear") for one in body) < 3:
         return
-    steps = [_step(one) for one in body]
+    filling = _with_backward(module)
+    steps = [_step(one, filling) for one in body]
     for place, backward in enumerate(steps):
         cleared = _next(steps, place, "clear") if backward.kind == "backward" else None
         step = None if cleared is None else _next(steps, cleared, "step")
@@ -62,11 +63,25 @@ def in_vain(body: list[ast.stmt], module: ast.Module) -> Iterator[InVain]:
             if call is not None:
                 values: dict[str, object] = {"name": steps[cleared].owner, "line": backward.at}
                 yield InVain("GS424", "gradient_cleared", call, values)
-    told = [one for one in steps if one.kind not in ("known", "unknown")]
-    for clear, clip, backward, later in zip(told, told[1:], told[2:], told[3:], strict=False):
-        is_early = [clear.kind, clip.kind, backward.kind, later.kind] == ["clear", "clip", "backward", "step"]
-        if is_early and clip.call is not None and _belongs(clip.call, clear.owner, later.owner, module):
-            yield InVain("GS425", "clip_without_effect", clip.call, {"name": clip.owner, "line": backward.at})
+    for place, clip in enumerate(steps):
+        # Before the clip, what is unknown may have filled gradients; after it, that changes nothing.
+        before = [one for one in steps[:place] if one.kind not in ("known", "computed")][-1:]
+        after = [one for one in steps[place + 1 :] if one.kind not in ("known", "computed", "unknown")][:2]
+        is_early = [one.kind for one in (*before, *after)] == ["clear", "backward", "step"]
+        if clip.kind != "clip" or clip.call is None or not is_early:
+            continue
+        if _belongs(clip.call, before[0].owner, after[1].owner, module):
+            yield InVain("GS425", "clip_without_effect", clip.call, {"name": clip.owner, "line": after[0].at})
+
+
+def _with_backward(module: ast.Module) -> set[str]:
+    """The names of the functions of a module that call a backward."""
+    return {
+        one.name
+        for one in ast.walk(module)
+        if isinstance(one, ast.FunctionDef)
+        and any(isinstance(part, ast.Attribute) and part.attr == "backward" for part in ast.walk(one))
+    }
 
 
 def _next(steps: list[_Step], start: int, kind: str) -> int | None:
@@ -96,14 +111,10 @@ def _kind(node: ast.stmt) -> str | None:
     call = node.value if isinstance(node, ast.Expr) else None
     if not isinstance(call, ast.Call):
         return None
-    function = call.func
-    name = (
-        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
-    )
-    return _KINDS.get(name)
+    return _KINDS.get(_called(call.func))
 
 
-def _step(node: ast.stmt) -> _Step:
+def _step(node: ast.stmt, filling: set[str]) -> _Step:
     kind = _kind(node)
     call = node.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
     if kind is not None and call is not None:
@@ -118,8 +129,17 @@ def _step(node: ast.stmt) -> _Step:
         _is_harmless(one.func) for one in ast.walk(node) if isinstance(one, ast.Call)
     )
     reads = any(isinstance(one, ast.Attribute) and one.attr == "grad" for one in ast.walk(node))
-    return _Step("known" if is_known and not reads else "unknown", "", None, node.lineno)
+    # What is computed for a loss calls much that is unknown; what is called for its effect may fill gradients.
+    is_computed = isinstance(node, ast.Assign | ast.AnnAssign) and filling.isdisjoint(
+        _called(one.func) for one in ast.walk(node) if isinstance(one, ast.Call)
+    )
+    kind = "unknown" if reads else "known" if is_known else "computed" if is_computed else "unknown"
+    return _Step(kind, "", None, node.lineno)
 
 
 def _is_harmless(function: ast.expr) -> bool:
-    return (function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")) in _HARMLESS
+    return _called(function) in _HARMLESS
+
+
+def _called(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
