@@ -68,6 +68,7 @@ class Life(Detector):
 
     def __init__(self, run: Run) -> None:
         self._core, self._steps, self._backwards, self._found = run.core, run.steps, run.backwards, run.report
+        self._began = 0
         self._making = run.get(Making)
         self._sizes: dict[tuple[int, str], tuple[int, int]] = {}
         self._awaited: list[list[Awaited]] = []
@@ -80,6 +81,8 @@ class Life(Detector):
         """The ids of the reported parameters, by the optimizer, which keeps them alive."""
 
     def forget(self) -> None:
+        # The log also has steps of an earlier watching, to memory that may be in use again.
+        self._began = self._core.clock
         for one in itertools.chain.from_iterable(self._awaited):
             one.graph.let_go()
         self._awaited.clear()
@@ -95,7 +98,7 @@ class Life(Detector):
             unused = next((one for one in grown if not one.graph.was_used and not any(map(one.is_kept_by, used))), None)
             if unused is not None:
                 self._found(unused.failure)
-        self._unfed += [one for one in self._cut_off if not one[0].was_logged(self._core, self._steps)]
+        self._unfed += [one for one in self._cut_off if not one[0].was_logged(self._core, self._steps, self._began)]
         self._look_at_unfed(is_last=True)
         self._report_unused()
         self.forget()
@@ -195,7 +198,7 @@ class Life(Detector):
 
     def _report_unused(self) -> None:
         """Report the parameters that nothing has trained until the end; loading a state is no training."""
-        moved = moved_storages(self._steps) if self._unused else set()
+        moved = moved_storages(self._steps, self._began) if self._unused else set()
         for own, failure in self._unused:
             never = [one for one in own if one.storage not in moved and getattr(one.weak(), "grad", None) is None]
             shown = [one.clue for one in never if one.clue is not None]
@@ -232,7 +235,7 @@ class Life(Detector):
 
     def _lost_among(self, replaced: list[tuple[Any, Found]]) -> list[tuple[Any, Found]]:
         """Those of which one or the other is trained; else it may be a state that the program computes by itself."""
-        moved = moved_storages(self._steps) if replaced else set()
+        moved = moved_storages(self._steps, self._began) if replaced else set()
         return [one for one in replaced if _is_reached(one[1].tensor) or _torch.storage_or_none(one[0]) in moved]
 
     def _made(self, optimizer: Optimizer) -> Frame | None:

@@ -60,11 +60,11 @@ class Noted:
             leaf._version > version or _torch.storage_or_none(leaf) != storage for leaf, version, storage in alive
         )
 
-    def was_logged(self, core: Log, steps: StepLog) -> bool:
-        """Whether the logs have a write to one of them: a step, or one past the counter of a tensor."""
+    def was_logged(self, core: Log, steps: StepLog, since: int) -> bool:
+        """Whether the logs have a write to one of them: a step after ``since``, or one past the counter of a tensor."""
         storages = {storage for _, _, storage in self._held}
         writes = map(RawWrite._make, core.writes_after(self._clock))
-        return any(one.storage in storages for one in writes) or not storages.isdisjoint(moved_storages(steps))
+        return any(one.storage in storages for one in writes) or not storages.isdisjoint(moved_storages(steps, since))
 
 
 def call_that_made(core: Log, number: int | None, thread: int) -> RawCall | None:

@@ -157,9 +157,10 @@ class Steps:
         return None if chosen is None else read_backward(chosen)
 
 
-def moved_storages(log: StepLog) -> set[int]:
-    """Return the storages of parameters that a logged step has changed."""
-    moves = (zip(one.storages, one.before, one.after, strict=False) for one in log.steps)
+def moved_storages(log: StepLog, since: int) -> set[int]:
+    """Return the storages of parameters that a step logged after the clock ``since`` has changed."""
+    later = (one for one in log.steps if one.clock > since)
+    moves = (zip(one.storages, one.before, one.after, strict=False) for one in later)
     return {storage for one in moves for storage, before, after in one if before != after}
 
 
