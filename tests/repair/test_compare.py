@@ -54,6 +54,19 @@ def test_all_steps_of_the_reference_must_have_been_compared():
     assert not compare(run(gradients([1.0]), gradients([1.0])), run(gradients([1.0]))).is_equal
 
 
+def test_a_step_with_the_gradient_of_another_optimizer_is_mistaken():
+    mine, other = [1.0, 2.0], [3.0, 4.0]
+
+    def both(of_first, of_second):
+        return run(gradients(of_first, key="step 2"), gradients(of_second, [1.0], key="step 2;1"))
+
+    whole = both(mine, other)
+    found = [compare(whole, both(*tried)).mistaken for tried in ((mine, other), (other, other), (mine, mine))]
+    assert found == [0, 1, 1]
+    # What both learn from the sum of the losses is neither's.
+    assert compare(whole, both([4.0, 6.0], [4.0, 6.0])).mistaken == 0
+
+
 def test_optimizers_are_matched_by_their_parameters():
     first, second = gradients([1.0], key="step 1"), gradients([2.0], key="step 3")
     assert compare(run(first, second), run(second, first)).is_equal

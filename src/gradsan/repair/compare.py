@@ -36,7 +36,8 @@ class Comparison:
     steps of every optimizer where one run was stopped before its end; ``has_reference`` says that the original reached
     its end. ``left_differs``: the steps are equal, but the parameters of an optimizer that made one step end with other
     gradients, and the run does not show whether these are cleared before they are used. ``is_alike``: everything
-    compared is equal, however far both runs got.
+    compared is equal, however far both runs got. ``mistaken`` counts gradients of a first step that are another
+    optimizer's of the original, in place of its own.
     """
 
     difference: float | None
@@ -46,6 +47,7 @@ class Comparison:
     has_reference: bool
     left_differs: bool = False
     is_alike: bool = False
+    mistaken: int = 0
 
 
 def tolerance(dtype: str, position: int = 0) -> float:
@@ -95,7 +97,24 @@ def compare(reference: Recording, candidate: Recording) -> Comparison:
         reference.finished,
         left_differs,
         bool(met) and equal and len(found) == len(records),
+        _mistaken(reference.steps, candidate.steps),
     )
+
+
+def _mistaken(reference: Sequence[Gradients], candidate: Sequence[Gradients]) -> int:
+    """How many gradients an optimizer's first step takes that the original gives to another one, its own being lost.
+
+    Those of a parameter that two optimizers train, where a step was moved past a backward and a ``zero_grad()``.
+    """
+    first = {record.key: record for record in reversed(reference)}
+    count = 0
+    for record in {one.key: one for one in reversed(candidate)}.values():
+        own = first.get(record.key)
+        others = {value[:2] for key, other in first.items() if key != record.key for value in other.values if value}
+        for before, after in belonging(own, record) if own is not None else ():
+            is_other = after is not None and after[2] > 0 and after[:2] in others
+            count += is_other and before is not None and before[2] > 0 and before[:2] != (after or ())[:2]
+    return count
 
 
 def _is_enough(records: Sequence[Gradients], others: Sequence[Gradients]) -> bool:

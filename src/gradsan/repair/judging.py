@@ -212,6 +212,8 @@ def _loss(comparison: Comparison, training: Training, fix: Fix) -> Message | Non
     """The message about a part of the training that a running candidate has lost, so that it is no fix; else None."""
     if comparison.lost:
         return Message("fix.trains_nothing", {"count": comparison.lost})
+    if comparison.mistaken and not comparison.is_equal:
+        return Message("fix.takes_gradients", {"count": comparison.mistaken})
     if training.overwritten:
         return Message("fix.overwrites_gradients", {"names": ", ".join(training.overwritten)})
     if training.frozen and not (fix.kind in _SPARES and len({name.partition("[")[0] for name in training.frozen}) == 1):

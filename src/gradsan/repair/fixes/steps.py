@@ -12,7 +12,8 @@ from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.identifiers import leaf_name
 from gradsan.source.rewrite.moving import is_whole_lines, move_behind
-from gradsan.source.tree import indentation_of
+from gradsan.source.rewrite.renewing import networks_of
+from gradsan.source.tree import SourceFile, indentation_of
 
 
 def reorder_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
@@ -53,8 +54,34 @@ def reorder_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         texts.update(dict.fromkeys(range(span.line + 1, span.end_line + 1), ""))
         found.append(blocks.fix("reorder_step", blocks.lines_changed(source, texts), "reorder_step_apart"))
     kept = _with_kept_gradients(place, list(steps), used)
+    shared = None if optimizer is None else _share_parameters(source, list(steps), optimizer)
+    if shared is not False and optimizer is not None:
+        both = _with_kept_gradients(place, list(steps), used, swapped=True)
+        if _is_cleared_between(place, list(steps)):
+            # Moved alone, the step would find the gradients of the later loss where both train a parameter.
+            return tuple(both) if shared else (*both, *found, *kept, plain)
+        kept += both
     # The plain one gives the first optimizer the gradients of the later backward, too.
     return (*found, *kept, plain) if found else (plain, *kept)
+
+
+def _share_parameters(source: SourceFile, steps: list[ast.stmt], optimizer: str) -> bool | None:
+    """Whether the file gives one network to ``optimizer`` and to one that steps earlier; None if it does not show."""
+    calls = [blocks.method_call(step, "step") for step in steps]
+    earlier = [source.text(one.func.value) for one in calls if one and isinstance(one.func, ast.Attribute)]
+    given = [networks_of(source, one) for one in (*earlier, optimizer)]
+    if not all(given):
+        return None
+    return any(
+        f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}.") for one in given[:-1] for a in one for b in given[-1]
+    )
+
+
+def _is_cleared_between(place: blocks.Placed, steps: list[ast.stmt]) -> bool:
+    between = place.block[min(map(place.block.index, steps)) : place.index]
+    return any(
+        leaf_name(one.func) == "zero_grad" for node in between for one in ast.walk(node) if isinstance(one, ast.Call)
+    )
 
 
 def _later_call_first(written: tuple[Label, ...], used: Label) -> tuple[Fix, ...]:
@@ -94,9 +121,12 @@ def _outermost_pair(first: Label, second: Label) -> tuple[blocks.Placed, blocks.
     return None
 
 
-def _with_kept_gradients(place: blocks.Placed, steps: list[ast.stmt], used: Label) -> list[Fix]:
+def _with_kept_gradients(
+    place: blocks.Placed, steps: list[ast.stmt], used: Label, *, swapped: bool = False
+) -> list[Fix]:
     """A copy of the gradients where the step was, restored right before it: without those of the later backward.
 
+    ``swapped``: those of the later backward stand again after it, for an optimizer that shares parameters.
     Where that backward is under an ``if``, the step follows it there, and an added ``else`` steps without it.
     """
     source, call = place.source, blocks.method_call(steps[0], "step")
@@ -110,15 +140,21 @@ def _with_kept_gradients(place: blocks.Placed, steps: list[ast.stmt], used: Labe
         return []
     assert isinstance(call.func, ast.Attribute)
     optimizer, step, unit = source.text(call.func.value), source.text(steps[0]), indentation_of(source)
-    params, kept, p, grad = (blocks.fresh_name(source, name) for name in ("params", "kept", "p", "grad"))
+    names = ("params", "kept", "p", "grad", "later")
+    params, kept, p, grad, later = (blocks.fresh_name(source, name) for name in names)
     outer, within = source.indent(steps[0]), source.indent(inner.statement)
     last, end = source.span(inner.statement).end_line, source.span(place.statement).end_line
+
+    def put(grads: str) -> list[str]:
+        return [f"{within}for {p}, {grad} in zip({params}, {grads}):", f"{within}{unit}{p}.grad = {grad}"]
+
+    before = [f"{within}{later} = [{p}.grad for {p} in {params}]"] if swapped else []
+    behind = put(later) if swapped else []
     changes = {
         **blocks.removed(source, steps[0]),
         source.span(steps[0]).line: f"{outer}{params} = [{p} for group in {optimizer}.param_groups for {p} in "
         f'group["params"]]\n{outer}{kept} = [None if {p}.grad is None else {p}.grad.clone() for {p} in {params}]',
-        last: f"{source.lines[last - 1]}\n{within}for {p}, {grad} in zip({params}, {kept}):\n"
-        f"{within}{unit}{p}.grad = {grad}\n{within}{step}",
+        last: "\n".join([source.lines[last - 1], *before, *put(kept), f"{within}{step}", *behind]),
     }
     if branch is not None:
         changes[end] = f"{changes.get(end, source.lines[end - 1])}\n{outer}else:\n{outer}{unit}{step}"

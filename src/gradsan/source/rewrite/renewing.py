@@ -37,7 +37,7 @@ def run_again(
     roots = [] if saved is None else [node for _, other, node in blocks_around(saved) if other is block][:1]
     if roots:
         # What else was computed by the updated networks on the way to the loss.
-        networks = _networks_of(source, source.text(block[last]).removesuffix(".step()"))
+        networks = networks_of(source, source.text(block[last]).removesuffix(".step()"))
         roots += [node for node in block[:last] if _runs_one_of(node, networks)]
     found: list[Lines] = []
     for first, only_from in ((min(map(block.index, roots), default=last), set(roots)), (0, None)):
@@ -69,7 +69,7 @@ def run_again(
     return found
 
 
-def _networks_of(source: SourceFile, optimizer: str) -> set[str]:
+def networks_of(source: SourceFile, optimizer: str) -> set[str]:
     """The networks that an optimizer was given: ``net`` of ``Adam(net.parameters())``."""
     made = [one for one in source.nodes if isinstance(one, ast.Assign) and source.text(one.targets[0]) == optimizer]
     calls = (part.func for one in made for part in ast.walk(one.value) if isinstance(part, ast.Call))

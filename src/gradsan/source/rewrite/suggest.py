@@ -175,14 +175,26 @@ def inplace_false(frame: Frame) -> Change | None:
     found = _only((source, call) for source, call in _calls_with(frame, "inplace") if _inplace_values(call))
     if found is not None:
         source, call = found
-        return edited(source, [Edit(source.span(value), "False") for value in _inplace_values(call)], "inplace_false")
+        return _not_in_place(source, _inplace_values(call), call)
     for place in expressions_at(frame):
         if isinstance(place.node, ast.Call):
             made = [value for value in constructors(place.source, place.node.func) if isinstance(value, ast.Call)]
             values = [value for call in made for value in _inplace_values(call)]
             if len(values) == 1:
-                return edited(place.source, [Edit(place.source.span(values[0]), "False")], "inplace_false")
+                return _not_in_place(place.source, values, place.node)
     return None
+
+
+def _not_in_place(source: SourceFile, values: Sequence[ast.expr], call: ast.Call) -> Change | None:
+    """``False`` for ``values``; a ``call`` whose result nobody takes binds its argument's name to it."""
+    edits = [Edit(source.span(value), "False") for value in values]
+    if isinstance(source.parents[call][0], ast.Expr):
+        written = call.args[0] if call.args else None
+        if not isinstance(written, ast.Name | ast.Attribute | ast.Subscript) or not can_rebind(source, written):
+            return None
+        at = source.span(call)
+        edits.append(Edit.insert(at.line, at.column, f"{source.text(written)} = "))
+    return edited(source, edits, "inplace_false")
 
 
 def _only(found: Iterable[_Found]) -> _Found | None:
