@@ -97,7 +97,7 @@ def compare(reference: Recording, candidate: Recording) -> Comparison:
         reference.finished,
         left_differs,
         bool(met) and equal and len(found) == len(records),
-        _mistaken(reference.steps, candidate.steps),
+        0 if is_equal else _mistaken(reference.steps, candidate.steps),
     )
 
 

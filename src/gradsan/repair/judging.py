@@ -210,10 +210,8 @@ _SPARES = frozenset({"scale_out_of_place", "copy_second_name"})
 
 def _loss(comparison: Comparison, training: Training, fix: Fix) -> Message | None:
     """The message about a part of the training that a running candidate has lost, so that it is no fix; else None."""
-    if comparison.lost:
-        return Message("fix.trains_nothing", {"count": comparison.lost})
-    if comparison.mistaken and not comparison.is_equal:
-        return Message("fix.takes_gradients", {"count": comparison.mistaken})
+    if gone := comparison.lost or comparison.mistaken:
+        return Message("fix.trains_nothing" if comparison.lost else "fix.takes_gradients", {"count": gone})
     if training.overwritten:
         return Message("fix.overwrites_gradients", {"names": ", ".join(training.overwritten)})
     if training.frozen and not (fix.kind in _SPARES and len({name.partition("[")[0] for name in training.frozen}) == 1):
