@@ -150,7 +150,7 @@ def _later_nodes(frame: Frame, use: Frame | None) -> Iterator[ast.AST]:
         ):
             scope = node
     last = use.line if use is not None and use.file == frame.file and use.function == frame.function else None
-    for node in ast.walk(scope):
+    for node in parsed.nodes if scope is parsed.module else ast.walk(scope):
         line = getattr(node, "lineno", None)
         if line is not None and line > frame.line and (last is None or line < last):
             yield node

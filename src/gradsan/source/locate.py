@@ -8,6 +8,7 @@ or a function whose name differs from the frame's, means that the source is not 
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -63,8 +64,12 @@ def statement_at(frame: Frame) -> Statement | None:
 def statements_at(frame: Frame) -> tuple[Statement, ...]:
     """The candidate statements for the position of ``frame``: at most one with columns, all of its line without."""
     source = read_source(frame.file)
-    if source is None:
-        return ()
+    return () if source is None else _statements(source, frame)
+
+
+@functools.lru_cache(maxsize=256)
+def _statements(source: SourceFile, frame: Frame) -> tuple[Statement, ...]:
+    """The candidates in this version of the file: one diagnosis asks for the same few frames many times."""
     statements, operations = _places(source, frame)
     enclosing = [source.statement(node) for node in operations]
     unique = dict.fromkeys(node for node in [*enclosing, *statements] if node is not None)
@@ -172,11 +177,15 @@ def _statement(source: SourceFile, node: ast.stmt, frame: Frame) -> Statement:
             loops.insert(0, parent)
     function = source.function(node)
     if scope_of(frame) == "<lambda>":
-        lambdas = [inner for inner in header_nodes(node) if isinstance(inner, ast.Lambda)]
         span = _span_of(frame)
-        around = [inner for inner in lambdas if span is None or source.span(inner.body).contains(span)]
+        around = [inner for inner in _lambdas_of(node) if span is None or source.span(inner.body).contains(span)]
         function = max(around, key=source.span) if around and (span is not None or len(around) == 1) else None
     return Statement(source, node, statement_text(source, node), source.span(node), function, tuple(loops))
+
+
+@functools.lru_cache(maxsize=64)
+def _lambdas_of(statement: ast.stmt) -> tuple[ast.Lambda, ...]:
+    return tuple(node for node in header_nodes(statement) if isinstance(node, ast.Lambda))
 
 
 def statement_text(source: SourceFile, node: ast.stmt) -> str:

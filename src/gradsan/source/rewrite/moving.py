@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from types import UnionType
@@ -161,16 +162,24 @@ def _takes_gradients(source: SourceFile, use: ast.stmt, stack: Sequence[Frame]) 
     statements = [statement_at(frame) for frame in stack]
     level = max((at for at, one in enumerate(statements) if one is not None and one.function is around), default=-1)
     return any(
-        one is None
-        or one.function is None
-        or _mentions_gradients(one.function)
-        or any(_calls(node, "backward") for node in ast.walk(one.function))
+        one is None or one.function is None or _mentions_gradients(one.function) or _runs_backward(one.function)
         for one in statements[level + 1 :]
     )
 
 
+@functools.lru_cache(maxsize=256)
 def _mentions_gradients(node: ast.AST) -> bool:
     return any(isinstance(one, ast.Attribute) and one.attr == "grad" for one in ast.walk(node))
+
+
+@functools.lru_cache(maxsize=256)
+def _runs_backward(function: ast.AST) -> bool:
+    return any(_calls(node, "backward") for node in ast.walk(function))
+
+
+@functools.lru_cache(maxsize=16)
+def _functions_of(source: SourceFile) -> Mapping[str, ast.FunctionDef]:
+    return {one.name: one for one in source.nodes if isinstance(one, ast.FunctionDef)}
 
 
 Writes: TypeAlias = dict[str, set[tuple[str, frozenset[str]]]]
@@ -190,7 +199,7 @@ def _written_by_hand(source: SourceFile, nodes: Iterable[ast.stmt]) -> Writes:
     counted.
     """
     found: Writes = {}
-    functions = {one.name: one for one in source.nodes if isinstance(one, ast.FunctionDef)}
+    functions = _functions_of(source)
     for node in nodes:
         if _mentions_gradients(node):
             continue
