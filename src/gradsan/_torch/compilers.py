@@ -11,6 +11,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.graph import Node
 
 
 def is_building_graph(error: BaseException) -> bool:
@@ -300,22 +301,22 @@ def graphs_numbered() -> int:
     return int(found[0]) if found else 0
 
 
-def is_compiled_node(node: Any) -> bool:
+def is_compiled_node(node: Node) -> bool:
     """Whether a Node stands for a whole compiled graph."""
     return bool(node.name() == _NODE and _function_of(node) is not None)
 
 
-def compiled_number(node: Any) -> int | None:
+def compiled_number(node: Node) -> int | None:
     """Return the number of the graph that a compiled Node stands for. Missing: None, and its saves have no line."""
     number = getattr(_function_of(node), "_aot_id", None)
     return number if isinstance(number, int) else None
 
 
-def _function_of(node: Any) -> Any:
+def _function_of(node: Node) -> Any:
     return getattr(type(node), "_forward_cls", None)
 
 
-def saved_in_graph(node: Any, count: int) -> tuple[str, ...]:
+def saved_in_graph(node: Node, count: int) -> tuple[str, ...]:
     """Return the names of a compiled Node's ``count`` saved tensors in its backward graph.
 
     ``primals_3`` is the third argument of the traced graph, any other name an operation. Missing: empty.
@@ -344,7 +345,7 @@ def _arguments_in_cache(load: Any) -> list[str]:
     return [] if found is None else re.findall(r"(?:^|, )([A-Za-z_]\w*)", found[1])
 
 
-def written_inputs(node: Any) -> int:
+def written_inputs(node: Node) -> int:
     """Return how many outputs of a compiled Node, the first ones, are inputs written by its graph. Missing: 0."""
     found = getattr(getattr(_function_of(node), "metadata", None), "num_mutated_inp_runtime_indices", 0)
     return int(found)
@@ -370,7 +371,7 @@ def _copies(values: Any) -> Any:
     return found if isinstance(values, list) else tuple(found)
 
 
-def run_compiled_backward(node: Any, gradients: list[Any], *, keeps_graph: bool) -> tuple[Any, ...]:
+def run_compiled_backward(node: Node, gradients: list[Any], *, keeps_graph: bool) -> tuple[Any, ...]:
     """Run the backward of a compiled Node once more, on copies of its saved tensors; one result for each argument.
 
     ``keeps_graph`` is the value that the program's own backward will pass: it affects the compilation where that has
@@ -383,7 +384,8 @@ def run_compiled_backward(node: Any, gradients: list[Any], *, keeps_graph: bool)
     original = getattr(engine, asked)
     setattr(engine, asked, lambda: keeps_graph)
     try:
-        results = type(node).apply(_Aside(node), *gradients)
+        kind: Any = type(node)
+        results = kind.apply(_Aside(node), *gradients)
     finally:
         setattr(engine, asked, original)
     return tuple(results)

@@ -35,12 +35,12 @@ number: Callable[[Any], Any] = torch.Tensor.item
 _pointer: Callable[[Any], int] = getattr(torch.Tensor, "const_data_ptr", torch.Tensor.data_ptr)
 
 
-def can_be_nonfinite(tensor: Any) -> bool:
+def can_be_nonfinite(tensor: torch.Tensor) -> bool:
     """Whether a tensor can hold NaN or Inf and can be searched: ordinary memory, with values."""
     return tensor.dtype in _KINDS and tensor.layout is torch.strided and tensor.device.type != "meta"
 
 
-def is_nonfinite(tensor: Any) -> bool:
+def is_nonfinite(tensor: torch.Tensor) -> bool:
     """Whether an element of a tensor is NaN or Inf; False for a tensor that cannot be searched.
 
     The caller makes sure that no mode of the program's and no wrapper of gradsan's is called.
@@ -67,7 +67,7 @@ def is_nonfinite(tensor: Any) -> bool:
         return not bool(torch.isfinite(values.cpu()).all())
 
 
-def is_seen_finite(tensor: Any) -> bool:
+def is_seen_finite(tensor: torch.Tensor) -> bool:
     """Whether a tensor was searched without any operator, and all elements are finite; False: search it properly.
 
     It may be called anywhere: where a mode of the program's would notice the search, the answer is False.
@@ -94,7 +94,7 @@ def is_view_of(result: Any, tensor: Any) -> bool:
     return base is tensor or (tensor._is_view() and base is tensor._base)
 
 
-def _address(tensor: Any, elements: int) -> int:
+def _address(tensor: torch.Tensor, elements: int) -> int:
     """Return the address of a tensor's ``elements``; 0 if it has no memory: wrapped by a transform, zero tensors."""
     try:
         address = _pointer(tensor)
@@ -105,13 +105,13 @@ def _address(tensor: Any, elements: int) -> int:
     return address if is_there else 0
 
 
-def _is_bad(tensor: Any, elements: int, kind: tuple[int, int]) -> bool:
+def _is_bad(tensor: torch.Tensor, elements: int, kind: tuple[int, int]) -> bool:
     """Whether one of the ``elements`` of a tensor is NaN or Inf; False where it has no memory of its own."""
     address = _address(tensor, elements)
     return bool(address) and _search is not None and _search(address, elements * kind[1], kind[0]) >= 0
 
 
-def _elements_in_memory(tensor: Any) -> int | None:
+def _elements_in_memory(tensor: torch.Tensor) -> int | None:
     """Return the number of elements that lie without gaps from the first one of a tensor on; None where there are gaps.
 
     Permuted tensors have no gaps; elements repeated by ``expand`` count once.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -14,7 +14,7 @@ _DISPATCHED_BY_TORCH = ("torch.distributed.", "torch.nested.", "torch._subclasse
 _CLASSES_READ = 500
 
 
-def inner_tensors(tensor: Any) -> tuple[tuple[str, Any], ...]:
+def inner_tensors(tensor: torch.Tensor) -> tuple[tuple[str, Any], ...]:
     """Return (name, tensor) of the tensors in which a wrapper subclass holds its values; empty for other tensors.
 
     A class lists them by ``__tensor_flatten__``, which torch.compile calls, too. Without it, the only tensor among
@@ -26,7 +26,7 @@ def inner_tensors(tensor: Any) -> tuple[tuple[str, Any], ...]:
         return ()
     if hasattr(kind, "__tensor_flatten__"):
         try:
-            names, _ = tensor.__tensor_flatten__()
+            names, _ = cast("Any", tensor).__tensor_flatten__()
             held = [(name, getattr(tensor, name)) for name in names]
         except Exception:
             return ()  # the program's own code, which only gradsan has called
@@ -36,7 +36,7 @@ def inner_tensors(tensor: Any) -> tuple[tuple[str, Any], ...]:
     return tuple((name, one) for name, one in held if torch.is_tensor(one))
 
 
-def _attributes(tensor: Any) -> Iterator[tuple[str, Any]]:
+def _attributes(tensor: torch.Tensor) -> Iterator[tuple[str, Any]]:
     yield from vars(tensor).items()
     for kind in type(tensor).__mro__:
         slots = vars(kind).get("__slots__", ())
@@ -81,7 +81,7 @@ _DEVICES = ("CPU", "CUDA", "HIP", "XPU", "MPS", "HPU", "MTIA", "MAIA", "IPU", "V
 _known: dict[int, bool] = {}
 
 
-def has_elements(tensor: Any) -> bool:
+def has_elements(tensor: torch.Tensor) -> bool:
     """Whether the elements of a tensor lie in ordinary memory, where they can be copied and compared.
 
     They do not where its class dispatches (subclasses, fake tensors), where a transform wraps it (``vmap``,
@@ -107,14 +107,14 @@ def _is_ordinary(keys: str) -> bool:
     return all(name.startswith((*_DEVICES, *_ORDINARY)) for name in names) and not any("Nested" in one for one in names)
 
 
-def has_values(tensor: Any) -> bool:
+def has_values(tensor: torch.Tensor) -> bool:
     """Whether a tensor has values at all: those on ``meta`` and those used only for tracing have none."""
     return has_elements(tensor) or (
         tensor.device.type != "meta" and kind_of(tensor) not in ("FakeTensor", "FunctionalTensor", "Functionalize")
     )
 
 
-def kind_of(tensor: Any) -> str:
+def kind_of(tensor: torch.Tensor) -> str:
     """Return the kind of a tensor that fails :func:`has_elements`, in PyTorch's word: a class, a layout, ``meta`` …"""
     if tensor.device.type == "meta":
         return "meta"
@@ -130,12 +130,12 @@ def kind_of(tensor: Any) -> str:
     return ", ".join(name for name in names.split(", ") if not _is_ordinary(f"({name})"))
 
 
-def shape_of(tensor: Any) -> tuple[int, ...]:
+def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
     """Return the shape of a tensor; empty for a nested one, whose parts have a shape each."""
     return () if tensor.is_nested and tensor.layout is torch.strided else tuple(tensor.shape)
 
 
-def facts_of(tensor: Any) -> dict[str, Any]:
+def facts_of(tensor: torch.Tensor) -> dict[str, Any]:
     """Return ``shape``, ``dtype`` and ``device`` in the form of a clue's values."""
     return {
         "shape": shape_of(tensor),
@@ -144,7 +144,7 @@ def facts_of(tensor: Any) -> dict[str, Any]:
     }
 
 
-def sizes_of(tensor: Any) -> str:
+def sizes_of(tensor: torch.Tensor) -> str:
     """Return the sizes of a tensor as in PyTorch's errors; for a nested one those of all its parts."""
     if not tensor.is_nested or tensor.layout is not torch.strided:
         return str(list(tensor.shape))
@@ -155,7 +155,7 @@ def sizes_of(tensor: Any) -> str:
     return "\n".join([*lines, f"[ {sizes.type()}{{{','.join(map(str, sizes.shape))}}} ]"])
 
 
-def type_of(tensor: Any) -> str:
+def type_of(tensor: torch.Tensor) -> str:
     """Return the type of a tensor as in PyTorch's errors."""
     name = str(tensor.type())
     return f"Meta{name.rpartition('.')[2].removesuffix('Tensor')}Type" if tensor.device.type == "meta" else name

@@ -17,7 +17,7 @@ from gradsan._torch.kinds import dispatches, has_elements, shape_of
 from gradsan._torch.modes import PLAIN_TENSORS, is_tracing, is_transformed
 
 
-def weak_identity(tensor: Any) -> tuple[int, int | None, tuple[Any, ...]]:
+def weak_identity(tensor: torch.Tensor) -> tuple[int, int | None, tuple[Any, ...]]:
     """Return (storage, version, geometry) of any tensor, without an operator: also sparse, inference, nested, traced.
 
     A class that dispatches may do so for sizes and strides, too, and ``torch.jit.trace`` records who asks for sizes, so
@@ -49,7 +49,7 @@ def _whole(storage: Any) -> tuple[Any, ...]:
     return (0, (size,), (1,), 1) if type(size) is int else (0, (), None, 1)
 
 
-def storage_identity(tensor: Any) -> int:
+def storage_identity(tensor: torch.Tensor) -> int:
     """Return a number that two tensors share while they share memory. Sparse tensors: that of their values.
 
     Torch returns the values of a sparse tensor by an operator only. It is not called where the program could notice:
@@ -68,7 +68,7 @@ def storage_identity(tensor: Any) -> int:
     return int(tensor._cdata)
 
 
-def _is_sparse(tensor: Any) -> bool:
+def _is_sparse(tensor: torch.Tensor) -> bool:
     return type(tensor) in PLAIN_TENSORS and tensor.layout is not torch.strided and not tensor.is_nested
 
 
@@ -87,7 +87,7 @@ def free_memory(device: torch.device) -> int | None:
         return None
 
 
-def storage_or_none(tensor: Any) -> int:
+def storage_or_none(tensor: torch.Tensor) -> int:
     """Return the identity of an ordinary storage; 0 where the tensor has none (sparse, nested)."""
     try:
         return int(tensor.untyped_storage()._cdata)
@@ -136,7 +136,7 @@ class WeakTensors:
         known = self._known.get(number)
         return None if known is None else known()
 
-    def set(self, number: int, tensor: Any) -> None:
+    def set(self, number: int, tensor: torch.Tensor) -> None:
         """Store a tensor under a number."""
         known = self._known
 
@@ -181,7 +181,7 @@ _is_cow: Callable[[Any], bool] = getattr(torch._C, "_is_cow_tensor", lambda _: F
 _address: Callable[[Any], int] | None = getattr(torch._C, "_data_address", None)
 
 
-def can_be_cloned_lazily(tensor: Any) -> bool:
+def can_be_cloned_lazily(tensor: torch.Tensor) -> bool:
     """Whether a copy-on-write clone of a tensor with elements is sound: CPU memory of torch's own, of this process.
 
     Foreign memory (``from_numpy``, ``frombuffer``, DLPack) cannot be resized. Missing: always copied.
@@ -195,7 +195,7 @@ def can_be_cloned_lazily(tensor: Any) -> bool:
         return False
 
 
-def lazy_clone(tensor: Any) -> Any:
+def lazy_clone(tensor: torch.Tensor) -> Any:
     """Return a copy-on-write clone; an ordinary one where torch refuses."""
     assert _lazy_clone is not None
     try:
@@ -255,7 +255,7 @@ class _StandsFor:
 
     __slots__ = ("__weakref__", "owner", "shift", "storage", "tensor")
 
-    def __init__(self, tensor: Any, owner: Any) -> None:
+    def __init__(self, tensor: torch.Tensor, owner: Any) -> None:
         self.tensor, self.owner, self.storage, self.shift = tensor, owner, 0, 0
 
     def __del__(self) -> None:
@@ -266,7 +266,7 @@ lent_storages: dict[int, weakref.ref[_StandsFor]] = {}
 """The owners of lent memory by storage, while they live."""
 
 
-def without_sharing(tensor: Any, owner: Any) -> Any:
+def without_sharing(tensor: torch.Tensor, owner: Any) -> Any:
     """Return :func:`lent` memory where the storage of ``tensor`` is shared copy-on-write; else ``tensor`` itself.
 
     ``owner`` None: a lazy clone is made.
@@ -276,7 +276,7 @@ def without_sharing(tensor: Any, owner: Any) -> Any:
     return lent(tensor, lazy_clone(tensor) if owner is None else owner, tensor.is_conj() or tensor.is_neg())
 
 
-def lent(tensor: Any, owner: Any, has_bits: bool = False) -> Any:
+def lent(tensor: torch.Tensor, owner: Any, has_bits: bool = False) -> Any:
     """Return a tensor over the very memory of ``tensor``, whose storage is copy-on-write, in a storage of its own.
 
     Kernels may request writable memory where they only read. In a shared storage torch then makes a copy; in the
@@ -291,7 +291,7 @@ def lent(tensor: Any, owner: Any, has_bits: bool = False) -> Any:
     if kind is None or _lend is None or _from_dlpack is None or has_bits:
         base, made = _by_buffer(tensor, stands or owner)
     else:
-        offset = tensor.storage_offset()
+        offset = int(tensor.storage_offset())
         place = _address(tensor) + offset * kind[1] // 8
         base = made = _from_dlpack(_lend(place, tensor.shape, tensor.stride(), *kind, stands or owner))
         if stands is not None:
@@ -302,7 +302,7 @@ def lent(tensor: Any, owner: Any, has_bits: bool = False) -> Any:
     return made
 
 
-def _by_buffer(tensor: Any, owner: Any) -> tuple[Any, Any]:
+def _by_buffer(tensor: torch.Tensor, owner: Any) -> tuple[Any, Any]:
     """Lend by the buffer protocol, for want of the C extension or a DLPack type: all the memory, and the tensor."""
     assert _address is not None
     size = int(tensor.untyped_storage().nbytes())
@@ -315,7 +315,7 @@ def _by_buffer(tensor: Any, owner: Any) -> tuple[Any, Any]:
     return base, torch._neg_view(made) if tensor.is_neg() else made
 
 
-def shared_of(tensor: Any) -> Any:
+def shared_of(tensor: torch.Tensor) -> Any:
     """Return the view of the program's memory that corresponds to a tensor in lent memory; None for other tensors."""
     if not lent_storages:
         return None
@@ -367,7 +367,7 @@ def is_at(one: Any, other: Any) -> bool:
     return bool(_place(one) == _place(other) and one.shape == other.shape and one.stride() == other.stride())
 
 
-def memory_of(tensor: Any) -> tuple[int, int]:
+def memory_of(tensor: torch.Tensor) -> tuple[int, int]:
     """Return (address, bytes) of the whole storage of a tensor, without requesting writable memory.
 
     Missing ``_data_address``: copy-on-write memory counts as if it were not shared.
@@ -376,9 +376,9 @@ def memory_of(tensor: Any) -> tuple[int, int]:
     return _address(tensor) if _address is not None else int(storage._cdata), int(storage.nbytes())
 
 
-def _place(tensor: Any) -> tuple[int, int]:
+def _place(tensor: torch.Tensor) -> tuple[int, int]:
     assert _address is not None
-    return _address(tensor), tensor.storage_offset()
+    return _address(tensor), int(tensor.storage_offset())
 
 
 def storage_reference(holder: Any) -> Any:
@@ -397,13 +397,13 @@ def is_gone(reference: Any) -> bool:
     return bool(reference.expired())
 
 
-def use_count(tensor: Any) -> int | None:
+def use_count(tensor: torch.Tensor) -> int | None:
     """Return the reference count of a tensor, in which Python counts once. Missing: None."""
     count = getattr(tensor, "_use_count", None)
     return None if count is None else int(count())
 
 
-def shares_memory(tensor: Any) -> bool:
+def shares_memory(tensor: torch.Tensor) -> bool:
     """Whether a storage is held by more than this tensor and its own object in Python. Missing: False."""
     count = getattr(torch._C, "_storage_Use_Count", None)
     return count is not None and int(count(tensor.untyped_storage()._cdata)) > 2

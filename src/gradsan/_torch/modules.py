@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.autograd.graph import Node
 from torch.nn import utils
 from torch.nn.utils import clip_grad
 
@@ -27,7 +28,7 @@ def has_backward_hooks(module: Any) -> bool:
     return bool(getattr(module, "_backward_hooks", None) or getattr(module, "_backward_pre_hooks", None))
 
 
-def has_leaf_hooks(tensor: Any) -> bool:
+def has_leaf_hooks(tensor: torch.Tensor) -> bool:
     """Whether a tensor has hooks that get its gradient, before it is accumulated or after. Missing: False."""
     return bool(getattr(tensor, "_backward_hooks", None) or getattr(tensor, "_post_accumulate_grad_hooks", None))
 
@@ -164,7 +165,7 @@ def flat_parameter_names(frames: Iterable[Any]) -> tuple[str, ...]:
     return ()
 
 
-def is_of_flat_parameter(tensor: Any) -> bool:
+def is_of_flat_parameter(tensor: torch.Tensor) -> bool:
     """Whether a tensor is, or is part of, a flat parameter that FSDP1 gathers and frees past the counter.
 
     Missing mark: False, and FSDP1's writes count as writes of the program.
@@ -181,7 +182,7 @@ def has_other_ranks() -> bool:
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
-def may_communicate(nodes: Iterable[Any]) -> bool:
+def may_communicate(nodes: Iterable[Node]) -> bool:
     """Whether a backward through these Nodes may wait for other ranks, which would have to run it just as often.
 
     Collectives are in custom Functions, in Nodes of c10d, and in the hooks of FSDP2.

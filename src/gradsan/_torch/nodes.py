@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch.autograd.graph import Node
 
 from gradsan._collector import cached_by_class
 from gradsan._torch.hooks import has_hooks
@@ -27,7 +28,7 @@ def _slot_names(kind: Any) -> tuple[str, ...]:
     return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
 
 
-def saved_slots(node: Any) -> Iterator[tuple[str, Any]]:
+def saved_slots(node: Node) -> Iterator[tuple[str, Any]]:
     """Yield (slot name, SavedTensor or its stand-in) of every saved tensor of a Node; list slots are named ``name[i]``.
 
     A custom Function has one list, ``saved_tensors``. Nodes such as CopySlices and the foreach nodes show none. A freed
@@ -51,20 +52,20 @@ def saved_slots(node: Any) -> Iterator[tuple[str, Any]]:
             yield slot, saved_tensor(node, name, None, value)
 
 
-def slots_of_function(node: Any) -> tuple[Any, ...]:
+def slots_of_function(node: Node) -> tuple[Any, ...]:
     """Return the SavedTensors of a custom Function, one for each tensor that it saved. Missing: empty."""
     try:
-        return tuple(node._raw_saved_tensors or ())
+        return tuple(getattr(node, "_raw_saved_tensors", None) or ())
     except (RuntimeError, AttributeError):
         return ()
 
 
-def read_slot(node: Any, slot: str) -> Any:
+def read_slot(node: Node, slot: str) -> Any:
     """Return the value that backward would get from a slot (a list as a whole), with its version check."""
     return getattr(node, _attribute_of(slot))
 
 
-def refused_tensor(node: Any, slot: str, one: Any) -> Any:
+def refused_tensor(node: Node, slot: str, one: Any) -> Any:
     """Return the tensor of a slot (as of :func:`saved_slots`) whose reading raises the version error.
 
     None where another member of the list raises, or where it cannot be decided.
@@ -77,7 +78,7 @@ def _attribute_of(slot: str) -> str:
     return slot if slot == "saved_tensors" else f"_saved_{slot}"
 
 
-def hides_saves(node: Any) -> bool:
+def hides_saves(node: Node) -> bool:
     """Whether a Node may have saved tensors that Python cannot see.
 
     CopySlices, and C++ Nodes without a class of their own: those of ``_foreach_`` operations and of extensions.
@@ -85,17 +86,17 @@ def hides_saves(node: Any) -> bool:
     return is_copy_slices(node) or type(node).__name__ == "CppFunction"
 
 
-def is_custom_node(node: Any) -> bool:
+def is_custom_node(node: Node) -> bool:
     """Whether a Node runs Python code of an ``autograd.Function``."""
     return isinstance(node, torch._C._FunctionBase)
 
 
-def is_copy_slices(node: Any) -> bool:
+def is_copy_slices(node: Node) -> bool:
     """Whether a Node represents an in-place operation on a view."""
     return type(node).__name__ == "CopySlices"
 
 
-def was_freed(node: Any) -> bool:
+def was_freed(node: Node) -> bool:
     """Whether a Node that shows its slots has run and freed its saved tensors."""
     if any(packed_object(saved) is not None for _, saved in saved_slots(node)):
         return False
@@ -110,30 +111,30 @@ def was_freed(node: Any) -> bool:
     return False
 
 
-def grad_fn_of(tensor: Any) -> Any:
+def grad_fn_of(tensor: torch.Tensor) -> Any:
     """Return the Node of a tensor that a call has read or returned, without renewing it.
 
     PyTorch renews ``grad_fn`` of a view whose base was written when it is asked for, and then allows a write to the
     view that it would have refused. What is read while autograd records is renewed by PyTorch itself; elsewhere the
     Node of its base stands for such a view.
     """
-    if not torch.is_grad_enabled() and is_view_of_written(tensor):
+    if not torch.is_grad_enabled() and tensor._base is not None and is_view_of_written(tensor):
         return tensor._base.grad_fn
     return tensor.grad_fn
 
 
-def is_trainable_leaf(tensor: Any) -> bool:
+def is_trainable_leaf(tensor: torch.Tensor) -> bool:
     """Whether ``tensor`` is a leaf that requires grad; asking ``is_leaf`` renews a ``grad_fn``, too."""
     return tensor.requires_grad and not is_view_of_written(tensor) and tensor.is_leaf
 
 
-def is_view_of_written(tensor: Any) -> bool:
+def is_view_of_written(tensor: torch.Tensor) -> bool:
     """Whether ``tensor`` is a view of a base with a graph that was written, so that its ``grad_fn`` may be renewed."""
     base = tensor._base
     return base is not None and bool(base.requires_grad and base._version)
 
 
-def is_refused(tensor: Any) -> bool:
+def is_refused(tensor: torch.Tensor) -> bool:
     """Whether ``tensor`` is a view that PyTorch refuses a grad_fn, because its base was written."""
     try:
         tensor.grad_fn  # noqa: B018 - asking is what raises
@@ -142,13 +143,15 @@ def is_refused(tensor: Any) -> bool:
     return False
 
 
-def node_sequence(node: Any) -> int | None:
-    """Return a Node's sequence number: creation order within a thread. None for AccumulateGrad, which has none."""
+def node_sequence(node: Node | None) -> int | None:
+    """Return a Node's sequence number: creation order within a thread. AccumulateGrad has none; nor has no Node."""
+    if node is None:
+        return None
     number: int = node._sequence_nr()
     return None if number >= 2**63 else number
 
 
-def is_behind(node: Any, roots: tuple[Any, ...]) -> bool:
+def is_behind(node: Node, roots: tuple[Node, ...]) -> bool:
     """Whether a backward from ``roots`` would reach ``node``."""
     waiting, seen = list(roots), set(roots)
     while waiting:
@@ -161,7 +164,7 @@ def is_behind(node: Any, roots: tuple[Any, ...]) -> bool:
     return False
 
 
-def output_info(node: Any, output: int) -> tuple[tuple[int, ...], str, str] | None:
+def output_info(node: Node, output: int) -> tuple[tuple[int, ...], str, str] | None:
     """Return (shape, dtype, device) of an output of a Node. Missing: None, and only its name is shown."""
     try:
         found = node._input_metadata[output]
@@ -170,12 +173,12 @@ def output_info(node: Any, output: int) -> tuple[tuple[int, ...], str, str] | No
         return None
 
 
-def count_of_outputs(node: Any) -> int:
+def count_of_outputs(node: Node) -> int:
     """Return the number of a Node's outputs, and so of the gradients it takes. Missing: 0, it gets those there are."""
     return len(getattr(node, "_input_metadata", ()))
 
 
-def kind_of_output(node: Any, output: int) -> tuple[tuple[int, ...], Any] | None:
+def kind_of_output(node: Node, output: int) -> tuple[tuple[int, ...], Any] | None:
     """Return (shape, dtype) of an output of a Node. Missing: None, and gradients are taken unchecked.
 
     Raises:
@@ -195,20 +198,20 @@ def hands_gradients_through(function: Any) -> bool:
     return function is getattr(torch.nn.modules._functions, "BackwardHookFunction", None)
 
 
-def saved_number(node: Any, name: str) -> float | None:
+def saved_number(node: Node, name: str) -> float | None:
     """Return a number that a Node keeps, such as ``negative_slope``. Missing: None, and the Node is not recognised."""
     found = getattr(node, f"_saved_{name}", None)
     return float(found) if isinstance(found, int | float) else None
 
 
-def slot_of(node: Any, packed: Any) -> str | None:
+def slot_of(node: Node, packed: Any) -> str | None:
     """Return the slot of a Node whose pack hook returned ``packed``."""
     if node is None:
         return None
     return next((slot for slot, saved in saved_slots(node) if packed_object(saved) is packed), None)
 
 
-def is_read_by_backward(node: Any, slot: str | None) -> bool:
+def is_read_by_backward(node: Node, slot: str | None) -> bool:
     """Whether backward reads the value of a slot.
 
     Batch norm saves its running statistics in training too, where its backward uses those of the batch (the formula of
@@ -236,13 +239,13 @@ _SAVED_FOR_SIZES = frozenset(
 )
 
 
-def _is_of_known_kernels(node: Any) -> bool:
+def _is_of_known_kernels(node: Node) -> bool:
     """Whether CPU or CUDA computed it: kernels of other devices may pool the saved input again."""
     made = output_info(node, 0)
     return made is not None and made[2].partition(":")[0] in ("cpu", "cuda", "meta")
 
 
-def is_filled_after_save(node: Any, slot: str | None) -> bool:
+def is_filled_after_save(node: Node, slot: str | None) -> bool:
     """Whether the kernel fills a slot that was saved before it ran: the noise of rrelu, which nothing else writes."""
     return slot == "noise" and type(node).__name__.startswith("RreluWithNoise")
 
@@ -286,7 +289,7 @@ def learn_words() -> None:
         with torch.no_grad():
             result.zero_()
         try:
-            read_slot(result.grad_fn, "result")
+            read_slot(cast("Node", result.grad_fn), "result")
         except RuntimeError as error:
             _names_nodes_in_full.append("ExpBackward0" in str(error))
             _, found, hint = str(error).partition(_HINT)
@@ -294,7 +297,7 @@ def learn_words() -> None:
                 _hints[torch.is_anomaly_enabled()] = hint
 
 
-def version_error(tensor: Any, saved: int, maker: Any, number: int) -> str:
+def version_error(tensor: torch.Tensor, saved: int, maker: Any, number: int) -> str:
     """Return PyTorch's error for a version of ``tensor`` other than ``saved`` (saved_variable.cpp:167-197).
 
     ``maker`` is the Node that made it, ``number`` its output number where that Node saved it itself, else 0.
@@ -310,7 +313,7 @@ def version_error(tensor: Any, saved: int, maker: Any, number: int) -> str:
     )
 
 
-def function_class(node: Any) -> Any:
+def function_class(node: Node) -> Any:
     """Return the custom Function of a Node; None for every other Node, and where the name is missing."""
     return getattr(type(node), "_forward_cls", None)
 
@@ -342,7 +345,7 @@ def are_read(packed: list[Any]) -> bool:
 _NODES_SEARCHED = 10_000
 
 
-def makes_view(node: Any) -> bool:
+def makes_view(node: Node) -> bool:
     """Whether a Node represents an operation that makes a view, by its name."""
     name = type(node).__name__.rstrip("0123456789").removesuffix("Backward")
     return name in _VIEWS
@@ -356,13 +359,18 @@ _VIEWS = frozenset(
 )
 
 
-def anomaly_stack(node: Any) -> list[str]:
+def metadata_of(node: Node) -> dict[str, Any]:
+    """Return the dict that PyTorch keeps with a Node for Python: a property, though torch's types say a method."""
+    return cast("dict[str, Any]", node.metadata)
+
+
+def anomaly_stack(node: Node) -> list[str]:
     """Return the stack at which a Node was made under anomaly mode, in the format of ``traceback.format_stack``.
 
     Missing: empty, and the place is read from the source.
     """
     try:
-        lines = node.metadata.get("traceback_", ())
+        lines = metadata_of(node).get("traceback_", ())
     except (AttributeError, RuntimeError):
         return []
     return [line for line in lines if isinstance(line, str)]

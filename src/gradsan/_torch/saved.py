@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import Node
 
 from gradsan._collector import CollectorPaused
 from gradsan._torch.modes import hushed, without_dispatch_modes
@@ -62,7 +63,7 @@ _reading = _Reading()
 _UNKNOWN = _UnknownPacked()
 
 
-def saved_tensor(node: Any, attribute: str, position: int | None, saved: Any) -> Any:
+def saved_tensor(node: Node, attribute: str, position: int | None, saved: Any) -> Any:
     """Return a SavedTensor that shows its content: ``saved`` itself where this torch's does.
 
     Reading ``attribute`` of the Node reads the slot; of a list as a whole, in which this one has a ``position``.
@@ -107,7 +108,7 @@ def shown_when_read(unpack: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return functools.wraps(unpack)(shows)
 
 
-def tensor_refused(node: Any, attribute: str, position: int | None, saved: Any) -> Any:
+def tensor_refused(node: Node, attribute: str, position: int | None, saved: Any) -> Any:
     """Return the tensor of a slot whose reading raises the version error.
 
     None where another member of the list raises. The arguments are those of :func:`saved_tensor`.
@@ -123,7 +124,7 @@ def tensor_refused(node: Any, attribute: str, position: int | None, saved: Any) 
     return _unchecked(node, attribute, found) if found is not None and found.position == position else None
 
 
-def _unchecked(node: Any, attribute: str, standing: _Standing) -> Any:
+def _unchecked(node: Node, attribute: str, standing: _Standing) -> Any:
     """Return the value that backward would get without the write; the Node's own result without the Node."""
     version, standing.version = standing.version, None
     try:
@@ -150,7 +151,7 @@ def let_go(value: Any) -> None:
             give_memory(value, torch.zeros_like(shape, dtype=other))
 
 
-def give_memory(tensor: Any, other: Any) -> None:
+def give_memory(tensor: torch.Tensor, other: Any) -> None:
     """Set ``tensor.data = other``, past gradsan's own property; nothing happens for kinds that PyTorch refuses."""
     with contextlib.suppress(RuntimeError):
         _TENSOR_DATA.__set__(tensor, other)
@@ -167,7 +168,7 @@ def _raises(read: Callable[[], Any]) -> bool:
 class _SlotRead:
     """A SavedTensor with the attributes that torch has since 2.10, found by reading the slot once."""
 
-    def __init__(self, node: Any, attribute: str, position: int | None) -> None:
+    def __init__(self, node: Node, attribute: str, position: int | None) -> None:
         self._node, self._attribute, self._position = node, attribute, position
 
     @functools.cached_property
@@ -207,17 +208,17 @@ class _Standing:
 
     def __init__(self, position: int | None, words: str) -> None:
         self.position, self._words = position, words
-        self.tensor: Any = None
+        self.tensor: torch.Tensor | None = None
         self.version: int | None = None
         """The saved version; None where another member of its list is stale, and raises before."""
 
-    def pack(self, tensor: Any) -> _Standing:
+    def pack(self, tensor: torch.Tensor) -> _Standing:
         self.tensor = tensor
         return self
 
     def check(self) -> None:
         """Raise PyTorch's error if the tensor has been written since it was saved."""
-        now = self.tensor._version
+        now = self.version if self.tensor is None else self.tensor._version
         if self.version is not None and now != self.version:
             _reading.raised_by = self
             versions = f"is at version {now}; expected version {self.version} instead"
@@ -234,7 +235,7 @@ def _give(standing: _Standing) -> Any:
 _let_in = {_give.__code__, _Standing.check.__code__}
 
 
-def _ask(node: Any, attribute: str, is_list: bool, error: RuntimeError) -> _Standing | None:
+def _ask(node: Node, attribute: str, is_list: bool, error: RuntimeError) -> _Standing | None:
     """Register hooks on a slot that raises ``error``, to see its tensor; None where it does not take them.
 
     Backward reads a list in order, and stops at the first stale member. Members get hooks from
@@ -256,7 +257,7 @@ def _ask(node: Any, attribute: str, is_list: bool, error: RuntimeError) -> _Stan
     return None
 
 
-def _refusal(node: Any, attribute: str) -> tuple[RuntimeError | None, _Standing | None]:
+def _refusal(node: Node, attribute: str) -> tuple[RuntimeError | None, _Standing | None]:
     """Return the version error of reading an attribute of a Node, and the gradsan hook that raised it, if any."""
     _reading.raised_by = None
     error = _version_error(lambda: _read(node, attribute))
@@ -274,7 +275,7 @@ def _version_error(read: Callable[[], Any]) -> RuntimeError | None:
     return None
 
 
-def _read(node: Any, attribute: str) -> tuple[Any, list[Any]]:
+def _read(node: Node, attribute: str) -> tuple[Any, list[Any]]:
     """Return an attribute of a Node, and the objects that gradsan's own hooks have shown meanwhile.
 
     Raises:
@@ -306,7 +307,7 @@ def _read(node: Any, attribute: str) -> tuple[Any, list[Any]]:
     return found
 
 
-def _read_under_guard(node: Any, attribute: str) -> tuple[Any, list[Any]]:
+def _read_under_guard(node: Node, attribute: str) -> tuple[Any, list[Any]]:
     shown: list[Any] = []
     given: list[_Standing] = []
     # Gradsan's own property may replace it (handed_out.py).

@@ -365,7 +365,7 @@ def _read(node: Node, number: int, slot: str, saved: Any) -> Read | None:
         return None
     if not _torch.is_tensor(tensor):
         return None
-    maker = None if tensor.grad_fn is None else _torch.node_sequence(tensor.grad_fn)
+    maker = _torch.node_sequence(tensor.grad_fn)
     if maker is None and tensor.requires_grad:
         return None
     return Read(node, number, slot, packed, maker)

@@ -140,7 +140,7 @@ class Sharded(Detector):
     def _compare(self, group: Any) -> None:
         """Compare the shards with those of the forward, when a backward has reached an output of ``group``'s module."""
         gathered, node = self._gathered.get(group), _torch.current_node()
-        number = None if node is None else _torch.node_sequence(node)
+        number = _torch.node_sequence(node)
         backward = self._steps.current_backward()
         if not gathered or number is None or backward is None:
             return

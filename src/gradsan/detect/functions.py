@@ -296,7 +296,7 @@ def _is_connected(tensor: torch.Tensor, first: int) -> bool:
     """Whether the history of a tensor was replaced since the Node numbered ``first``: it was marked dirty."""
     owner = tensor if tensor._base is None else tensor._base
     node = owner.grad_fn
-    number = None if node is None else _torch.node_sequence(node)
+    number = _torch.node_sequence(node)
     return number is not None and number >= first
 
 
@@ -305,7 +305,7 @@ def _edge(tensor: torch.Tensor) -> tuple[int, int]:
     return _torch.node_sequence(tensor.grad_fn) or -1, tensor.output_nr
 
 
-def _used_after(unmarked: Unmarked, order: list[Any]) -> Any:
+def _used_after(unmarked: Unmarked, order: list[Node]) -> Any:
     """Return the first Node made after the Function that uses the graph which the overwritten input had before.
 
     A base overwritten through a view counts as used by any Node but a further view, which may be of another part.

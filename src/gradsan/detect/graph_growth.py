@@ -236,8 +236,8 @@ class UnusedGraphs(Detector):
         makers = [self._maker(_number(one), thread) for one in sampled]
         if makers[0] is None or any(one is not makers[0] for one in makers):
             return
-        several = walk.engine_order([one.tensor.grad_fn for one in sampled])
-        single = walk.engine_order([sampled[0].tensor.grad_fn])
+        several = walk.engine_order(walk.roots_of(one.tensor for one in sampled))
+        single = walk.engine_order(walk.roots_of([sampled[0].tensor]))
         # Parts shared by all of them, parameters above all, are counted once in both.
         rounds = len(sampled) - 1
         size = (bytes_kept(several) - bytes_kept(single)) // rounds
@@ -326,7 +326,7 @@ def _within(site: Site, found: Found) -> Site:
     return site
 
 
-def bytes_kept(order: list[Any]) -> int:
+def bytes_kept(order: list[Node]) -> int:
     """Return about how many bytes a graph keeps: tensors its Nodes saved and still hold, and the Nodes themselves."""
     storages: dict[int, int] = {}
     for node in order:
@@ -337,7 +337,7 @@ def bytes_kept(order: list[Any]) -> int:
     return sum(storages.values()) + _NODE_BYTES * len(order)
 
 
-def is_bare_chain(order: list[Any], border: int) -> bool:
+def is_bare_chain(order: list[Node], border: int) -> bool:
     """Whether each Node since ``border`` leads to one other and saves nothing, as those of ``total + x.detach()``."""
     late = [node for node in order if (_torch.node_sequence(node) or 0) >= border]
     branches = (sum(child is not None for child, _ in node.next_functions) > 1 for node in late)

@@ -79,7 +79,7 @@ class HookWrites(Detector):
         entry = running_here(self._core)
         return entry, None if entry is None else next((done for at, done in self._looks if at == entry.clock), None)
 
-    def _compare_before(self, entry: RawBackward, nodes: Iterable[Any], storage: int = 0) -> None:
+    def _compare_before(self, entry: RawBackward, nodes: Iterable[Node], storage: int = 0) -> None:
         for node in nodes:
             found = frozenset(self._unchanged(node, entry.thread, storage))
             if found:
@@ -122,7 +122,7 @@ def _waiting(entry: RawBackward, inputs: tuple[Any, ...], is_before: bool) -> It
     ``is_before`` says that the running hook was called before the running Node.
     """
     backward, running = read_backward(entry), _torch.current_node()
-    at = None if running is None else _torch.node_sequence(running)
+    at = _torch.node_sequence(running)
     for node in walk.engine_order(backward.roots, inputs, backward.via == "backward"):
         number = _torch.node_sequence(node)
         if node is running:

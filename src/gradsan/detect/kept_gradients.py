@@ -181,6 +181,8 @@ class KeptGradients(Detector):
         clues = []
         for standing, update in kept[:_SHOWN]:
             leaf = standing.leaf()
+            if leaf is None:
+                continue
             values = {
                 **_torch.facts_of(leaf),
                 "rounds": rounds,

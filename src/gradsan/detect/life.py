@@ -267,7 +267,7 @@ class Life(Detector):
             return
         grown = []
         for path, members in _groups(sys._getframe(1)).items():
-            roots = [one.tensor.grad_fn for one in members]
+            roots = walk.roots_of(one.tensor for one in members)
             if not any(reaches_back(root, borders[len(borders) // 2]) for root in roots):
                 continue
             order = walk.engine_order(roots)

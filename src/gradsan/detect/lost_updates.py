@@ -214,12 +214,9 @@ class LostUpdates(Detector):
 
     def _failure(self, entry: RawBackward, last: Asked, reached: list[Sample]) -> Failure:
         assert last.update is not None
-        leaf: Any = reached[0].leaf()
-        update, name = last.update, naming.name_of(leaf, sys._getframe(1))
-        values = {
-            **_torch.facts_of(leaf),
-            "leaves": len(reached),
-        }
+        update, leaf = last.update, reached[0].leaf()
+        name = None if leaf is None else naming.name_of(leaf, sys._getframe(1))
+        values = {**({} if leaf is None else _torch.facts_of(leaf)), "leaves": len(reached)}
         updated = Clue("updated", symbolise(update.stack), name, update.op, values)
         return Failure(
             ROW, "", "", symbolise(entry.stack), (Clue("asked", symbolise(last.stack)), updated), raised=False

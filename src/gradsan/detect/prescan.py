@@ -121,7 +121,7 @@ class Prescan(Detector):
         storage = _torch.storage_or_none(tensor)
         return self._exports.changed(storage, number, thread, slot, tensor, made) is not None
 
-    def look_again(self, entry: RawBackward, nodes: Iterable[Any], storage: int) -> None:
+    def look_again(self, entry: RawBackward, nodes: Iterable[Node], storage: int) -> None:
         """Check Nodes of a running backward: the values that they saved in ``storage``, which was just written."""
         backward = read_backward(entry)
         for node in nodes:

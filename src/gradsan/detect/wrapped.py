@@ -61,7 +61,7 @@ class Wrapped(Detector):
                 for one in inside.get(entry_of_log[_STORAGE], ()):
                     self._judge(backward, one, RawWrite(*entry_of_log))
 
-    def _inside(self, order: list[Any], backward: Any) -> dict[int, list[_Inside]]:
+    def _inside(self, order: list[Node], backward: Any) -> dict[int, list[_Inside]]:
         found: dict[int, list[_Inside]] = {}
         for node in order:
             for slot, saved in _torch.saved_slots(node):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.facts import Facts, writing_thread
@@ -41,7 +40,7 @@ def diagnosis(
     code: str,
     cause: str,
     *,
-    values: Mapping[str, Any] | None = None,
+    values: Mapping[str, object] | None = None,
     title: str | None = None,
     explanation: str | None = None,
     severity: Severity = "error",

@@ -71,8 +71,8 @@ def _asked(label: Label) -> Label:
 
 def _bare(label: Label) -> Label:
     message = label.message
-    while message.key in _BARE:
-        message = message.values[_BARE[message.key]]
+    while message.key in _BARE and isinstance(inner := message.values[_BARE[message.key]], Message):
+        message = inner
     if message.key in _ACROSS:
         message = Message(_ACROSS[message.key], {"bridge": message.values["bridge"]})
     return replace(label, message=message)

@@ -149,7 +149,7 @@ def _fix(
     meaning: Any,
     facts: Facts,
     lines: Lines,
-    values: dict[str, Any] | None = None,
+    values: dict[str, object] | None = None,
     summary: str | None = None,
 ) -> Fix:
     filled = {"name": facts.name, "op": facts.op, **(values or {})}

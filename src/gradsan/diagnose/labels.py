@@ -7,7 +7,6 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any
 
 from gradsan import source
 from gradsan.diagnose.facts import Facts, goes_on_at
@@ -85,7 +84,9 @@ def written(facts: Facts, writes: Iterable[Write]) -> tuple[Label, ...]:
     return tuple(labels)
 
 
-def changed_value(facts: Facts, values: Mapping[str, Any], *, written: str, saved: str, used: str) -> tuple[Label, ...]:
+def changed_value(
+    facts: Facts, values: Mapping[str, object], *, written: str, saved: str, used: str
+) -> tuple[Label, ...]:
     """Each write of a value, the read of the changed value, and its backward; the last three are message keys."""
     conflict = facts.conflict
     writes = (

@@ -39,7 +39,7 @@ def _sites(facts: Facts) -> list[Site]:
     return [write.site for write in facts.writes or facts.missed]
 
 
-def for_argument(facts: Facts, values: Mapping[str, Any]) -> tuple[Fix, ...]:
+def for_argument(facts: Facts, values: Mapping[str, object]) -> tuple[Fix, ...]:
     """Compute a new tensor in the function instead of changing the argument."""
     frame, write = _written_at(facts), facts.first
     lines: Lines = ()

@@ -37,7 +37,7 @@ def gather_traced(context: Context) -> tuple[Clue, ...]:
     return () if found is None else tuple(run.clues(*found))
 
 
-def _first_stale(roots: list[Any]) -> tuple[Any, str, Any] | None:
+def _first_stale(roots: list[Node]) -> tuple[Any, str, Any] | None:
     """Return the Node, slot and tensor at which a backward would stop."""
     for node in walk.engine_order(roots):
         for slot, saved in _torch.saved_slots(node):

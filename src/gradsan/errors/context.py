@@ -55,13 +55,13 @@ class Context:
         return not entries or any(frame is self.frame for frame in self.frames[entries[-1] + 1 :])
 
 
-def described(tensor: torch.Tensor, frame: FrameType, name: str | None = None) -> dict[str, Any]:
+def described(tensor: torch.Tensor, frame: FrameType, name: str | None = None) -> dict[str, object]:
     """Return the facts of ``tensor`` for the role ``target`` in :mod:`gradsan.errors.refused_writes`.
 
     ``name`` is its name in the statement.
     """
     is_passing = name is not None and is_loop_variable(frame, name)
-    facts: dict[str, Any] = {
+    facts: dict[str, object] = {
         **_torch.facts_of(tensor),
         "is_parameter": isinstance(tensor, nn.Parameter),
     }

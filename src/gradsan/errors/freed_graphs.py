@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch.autograd.graph import Node
 
@@ -40,7 +40,7 @@ class Freed(NamedTuple):
 
     node: Node
     by: PastBackward
-    reach: set[Any] | None
+    reach: set[Node] | None
 
 
 class _Join(NamedTuple):
@@ -49,8 +49,8 @@ class _Join(NamedTuple):
     ``younger`` is None where the root itself was freed.
     """
 
-    younger: Any
-    older: Any
+    younger: Node | None
+    older: Node
     output: int = 0
 
 
@@ -69,7 +69,7 @@ def gather_second_backward(context: Context) -> tuple[Clue, ...]:
     join = _join(list(backward.roots), freed)
     saved_at = _made_at(core, node, backward.thread)
     joined_at = _made_at(core, join.older, backward.thread)
-    younger = None if join.younger is None else _torch.node_sequence(join.younger)
+    younger = _torch.node_sequence(join.younger)
     cached = _cached(join.older, context.frame)
     info = _torch.output_info(join.older, join.output)
     clues = [
@@ -120,7 +120,7 @@ def gather_second_backward(context: Context) -> tuple[Clue, ...]:
     return (*clues, *_as_clues(alone, is_later=True))
 
 
-def _by_hand(context: Context, older: Any, by: PastBackward) -> list[Clue]:
+def _by_hand(context: Context, older: Node, by: PastBackward) -> list[Clue]:
     """The first write since ``by`` to a leaf of the freed graph: an update that no optimizer made."""
     kept = {_torch.storage_identity(leaf) for leaf in walk.leaves_of(walk.engine_order([older]))}
     raws = (RawWrite(*entry) for entry in context.core.writes_after(by.clock))
@@ -142,7 +142,7 @@ def _saved(node: Node, output: int, call: RawCall | None) -> Clue:
     return Clue("saved", site, op=op)
 
 
-def _ran_again(context: Context, calls: Iterable[RawCall | None], order: list[Any], by: PastBackward) -> bool:
+def _ran_again(context: Context, calls: Iterable[RawCall | None], order: list[Node], by: PastBackward) -> bool:
     """Whether one of the calls has been made again since ``by``."""
     core, backward = context.core, context.backward
     thread = by.thread if backward is None else backward.thread
@@ -153,24 +153,25 @@ def _ran_again(context: Context, calls: Iterable[RawCall | None], order: list[An
     return any(compiled.is_called_again(core, symbolise(stack), younger, thread) for stack in stacks)
 
 
-def _younger(order: list[Any], by: PastBackward) -> list[Any]:
+def _younger(order: list[Node], by: PastBackward) -> list[Node]:
     return [node for node in order if (_torch.node_sequence(node) or 0) >= by.sequence]
 
 
-def _further(order: list[Any], by: PastBackward, known: Any) -> list[tuple[Any, int]]:
+def _further(order: list[Node], by: PastBackward, known: Node) -> list[tuple[Node, int]]:
     """The results of Nodes other than ``known`` by which the new graph depends on freed ones."""
-    edges = (edge for node in _younger(order, by) for edge in node.next_functions if edge[0] not in (None, known))
-    older = dict.fromkeys(edge for edge in edges if (_torch.node_sequence(edge[0]) or by.sequence) < by.sequence)
+    edges = ((child, output) for node in _younger(order, by) for child, output in node.next_functions if child)
+    others = ((child, output) for child, output in edges if child is not known)
+    older = dict.fromkeys(edge for edge in others if (_torch.node_sequence(edge[0]) or by.sequence) < by.sequence)
     return [edge for edge in older if any(map(_torch.was_freed, walk.engine_order([edge[0]])))][:_MOST_FURTHER]
 
 
-def _leaves(nodes: list[Any]) -> set[Any]:
+def _leaves(nodes: list[Node]) -> set[Node]:
     """The Nodes of the leaves that ``nodes`` compute with."""
-    children = {child for node in nodes for child, _ in node.next_functions}
+    children = {child for node in nodes for child, _ in node.next_functions if child is not None}
     return {child for child in children if _torch.is_tensor(getattr(child, "variable", None))}
 
 
-def _others_freed(order: list[Any], node: Node, sequence: int) -> list[Any]:
+def _others_freed(order: list[Node], node: Node, sequence: int) -> list[Node]:
     """Return further freed Nodes made before that backward: several states may be carried."""
     older = (one for one in order if one is not node and (_torch.node_sequence(one) or sequence) < sequence)
     return [one for one in itertools.islice(older, _MOST_LOOKED_AT) if _torch.was_freed(one)]
@@ -217,12 +218,12 @@ def _as_clues(found: Iterable[Bridge], *, is_later: bool) -> list[Clue]:
     return clues
 
 
-def freed_earlier(order: list[Any], mine: list[PastBackward]) -> Freed | None:
+def freed_earlier(order: list[Node], mine: list[PastBackward]) -> Freed | None:
     """Return the first Node of ``order`` that one of the backwards ``mine`` (of this thread, oldest first) freed.
 
     A live loss decides by its graph; one that is gone may have reached every Node older than its root.
     """
-    reaches: dict[int, set[Any]] = {}
+    reaches: dict[int, set[Node]] = {}
     for one in mine:
         roots = one.live_roots()
         if roots is not None:
@@ -240,7 +241,7 @@ def freed_earlier(order: list[Any], mine: list[PastBackward]) -> Freed | None:
     return None
 
 
-def _join(roots: list[Any], freed: Freed) -> _Join:
+def _join(roots: list[Node], freed: Freed) -> _Join:
     way = walk.path(roots, freed.node)
     if not way:
         return _Join(None, freed.node)

@@ -100,7 +100,7 @@ def gather_operator(context: Context) -> tuple[Clue, ...]:
 
 def gather_dispatcher(context: Context) -> tuple[Clue, ...]:
     """Return the nearest class with its own ``__torch_dispatch__`` among the variables of the user's frames."""
-    frame: Any = context.frame
+    frame = context.frame
     while frame is not None:
         for value in (*_torch.locals_of(frame).values(), *frame.f_globals.values()):
             kind = value if isinstance(value, type) else type(value)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Any
+from types import CodeType
 
 import torch
 from torch.autograd.graph import Node
@@ -55,7 +55,7 @@ def gather_node(context: Context) -> Iterator[Clue]:
             yield Clue("definition", Site((frame,)), name=wanted, op=node.name())
 
 
-def _def_line(code: Any) -> int:
+def _def_line(code: CodeType) -> int:
     """Return the line of ``def``, below the decorators."""
     text = source.source_lines(file_of(code))
     line: int = code.co_firstlineno
@@ -86,7 +86,7 @@ def gather_inputs(context: Context) -> Iterator[Clue]:
                     break
 
 
-def _older_in(node: Node, reached: set[Any]) -> bool:
+def _older_in(node: Node, reached: set[Node]) -> bool:
     """Whether the Node of an in-place operation has an input Node in the loss's graph."""
     return node not in reached and any(child in reached for child, _ in node.next_functions if child is not None)
 
@@ -99,7 +99,7 @@ def gather_loss(context: Context) -> Iterator[Clue]:
     if tensor is None:
         return
     facts = _torch.facts_of(tensor)
-    number = None if tensor.grad_fn is None else _torch.node_sequence(tensor.grad_fn)
+    number = _torch.node_sequence(tensor.grad_fn)
     made = call_that_made(context.core, number, threading.get_ident())
     yield Clue("loss", None if made is None else symbolise(made.stack), name=name, values=facts)
 
@@ -142,7 +142,7 @@ def gather_overlapping_writes(context: Context) -> tuple[Clue, ...]:
     )[-3:]
 
 
-def _described(context: Context, raw: RawWrite) -> dict[str, Any]:
+def _described(context: Context, raw: RawWrite) -> dict[str, object]:
     """Return the shape of the written tensor, and further facts if a live variable still holds it.
 
     A write read from the source has no known shape; its elements have size 0.

@@ -62,7 +62,7 @@ def by_later_loss(
 
 
 def by_earlier_loss(
-    core: Log, steps: StepLog, roots: Iterable[Any], since: int, backward: BackwardRecord, frame: FrameType | None
+    core: Log, steps: StepLog, roots: Iterable[Node], since: int, backward: BackwardRecord, frame: FrameType | None
 ) -> tuple[Bridge, ...]:
     """The same for an earlier loss (``roots``) whose own optimizer stepped after ``since``: what others train."""
     edges = _border(tuple(roots), _Leaves(_moved(steps, since, backward.clock)), _MOVED, _OTHERS | _NOBODYS)
@@ -155,7 +155,7 @@ def _others_go(edges: list[walk.Crossing], backward: BackwardRecord, frame: Fram
     """Whether a live value outside of this loss's graph, such as a loss to come, leads through one of the edges."""
     own = set(walk.engine_order(backward.roots)) if edges else set()
     found = search(frame, lambda t: t.requires_grad and not t.is_leaf and t.grad_fn not in own) if edges else ()
-    return bool(walk.lead_to([one.tensor.grad_fn for one in found], *(edge.younger for edge in edges)))
+    return bool(walk.lead_to(walk.roots_of(one.tensor for one in found), *(edge.younger for edge in edges)))
 
 
 def retained_for(steps: StepLog, backwards: BackwardLog, backward: BackwardRecord, since: int) -> Site | None:
@@ -174,7 +174,7 @@ def _moved(steps: StepLog, since: int, until: int) -> set[int]:
     return {one for record in steps.steps if since < record.clock < until for one in record.storages}
 
 
-def _has_network_of(moved: AbstractSet[int], roots: tuple[Any, ...]) -> bool:
+def _has_network_of(moved: AbstractSet[int], roots: tuple[Node, ...]) -> bool:
     """Whether a Node between the roots and several leaves may lead to ``moved`` storages only; else there is no border.
 
     This is checked first: finding the parameters of all optimizers takes a walk of the heap.
@@ -219,7 +219,7 @@ class _Leaves:
         return self._kinds.get(_torch.storage_identity(leaf), _NOBODYS)
 
 
-def _border(roots: tuple[Any, ...], leaves: _Leaves, own: int, borrowed: int) -> list[walk.Crossing]:
+def _border(roots: tuple[Node, ...], leaves: _Leaves, own: int, borrowed: int) -> list[walk.Crossing]:
     """Return the edges from Nodes that lead to ``own`` leaves to Nodes that lead to ``borrowed`` ones only."""
     reached = _reached(roots, leaves.kind_of)
     return [
@@ -231,7 +231,7 @@ def _border(roots: tuple[Any, ...], leaves: _Leaves, own: int, borrowed: int) ->
     ]
 
 
-def _reached(roots: tuple[Any, ...], kind_of: Callable[[Any], int]) -> dict[Any, int]:
+def _reached(roots: tuple[Node, ...], kind_of: Callable[[Any], int]) -> dict[Any, int]:
     """Return the Nodes below ``roots``, children first, with the kinds of their leaves; empty if there are too many."""
     reached: dict[Any, int] = {}
     for root in roots:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from types import FrameType
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch.autograd.graph import Node
@@ -82,7 +82,7 @@ def needed_first(node: Node, output: int, site: Site) -> tuple[str, Site]:
     return found[0], joined(site, graph, found[1])
 
 
-def is_called_again(core: Log, site: Site, nodes: Iterable[Any], thread: int) -> bool:
+def is_called_again(core: Log, site: Site, nodes: Iterable[Node], thread: int) -> bool:
     """Whether one of the ``nodes`` is of a compiled function called at the same place as the one at ``site``.
 
     The compiler may have recompiled it for that call, so that the stacks below differ.
@@ -177,7 +177,7 @@ def _sizes_now(inside: Inside, node: Node) -> dict[Place, tuple[int, ...]]:
     """The sizes in this call of the results, and of the arguments with edges; they may differ from those traced."""
     written, edges = _torch.written_inputs(node), node.next_functions
     made = {place: (node, place.number + written) for place in inside.values if place.kind == "output"}
-    given = {Place("input", number): edge for number, edge in enumerate(edges) if edge[0] is not None}
+    given = {Place("input", number): (child, at) for number, (child, at) in enumerate(edges) if child is not None}
     known = {**made, **(given if len(edges) == inside.inputs() else {})}
     found = {place: _torch.output_info(*maker) for place, maker in known.items()}
     return {place: info[0] for place, info in found.items() if info is not None}

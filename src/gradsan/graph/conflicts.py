@@ -51,7 +51,7 @@ def of_failure(
     others: dict[tuple[int | None, int], stale_slots.Stale] = {}
     further = stale_slots.further_stale(backward.roots, inputs, accumulates)
     for one in itertools.islice(further, _MOST_LOOKED_AT):
-        storage = _torch.storage_or_none(one.tensor)
+        storage = 0 if one.tensor is None else _torch.storage_or_none(one.tensor)
         if storage == found.save.tensor.storage and _is_beside(found):
             same = _of_stale(core, steps, backward, one, frame)
             found = found if same is None or _is_beside(same) else same
@@ -248,7 +248,7 @@ def bridge_over(
     )
 
 
-def passed(core: Log, roots: Iterable[Any], node: Node | None, moment: int) -> tuple[Passed, ...]:
+def passed(core: Log, roots: Iterable[Node], node: Node | None, moment: int) -> tuple[Passed, ...]:
     """Return the Nodes of a shortest path from one of ``roots`` to ``node``, that one last; empty where there is none.
 
     ``moment`` is the sequence number that separates the Nodes made after the first write from older ones. Empty, too,

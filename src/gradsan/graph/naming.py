@@ -80,13 +80,13 @@ def name_of_output(node: Node, frame: FrameType | None) -> str | None:
     return best.path if best else None
 
 
-def held_graphs(nodes: Sequence[Any], frame: FrameType | None, moment: int) -> tuple[Held, ...]:
+def held_graphs(nodes: Sequence[Node], frame: FrameType | None, moment: int) -> tuple[Held, ...]:
     """Return the live variables of the user's frames whose graph leads back to one of ``nodes``; nearer ones first.
 
     Those made by a Node numbered below ``moment`` are old.
     """
     found = list(search(frame, lambda t: t.requires_grad and not t.is_leaf and t.grad_fn is not None))
-    leading = walk.lead_to([one.tensor.grad_fn for one in found], *nodes)
+    leading = walk.lead_to(walk.roots_of(one.tensor for one in found), *nodes)
     held = (
         Held(
             one.path,

@@ -36,7 +36,7 @@ def _graph() -> list[Message]:
     middle = leaf.exp()
     result = (middle * 2).sum()
     problems = []
-    order = walk.engine_order([result.grad_fn])
+    order = walk.engine_order(walk.roots_of([result]))
     numbers = [_torch.node_sequence(node) for node in order]
     if numbers != [first + 2, first + 1, first] or _torch.sequence_number() != first + 3:
         problems.append(_said("numbers"))
@@ -47,7 +47,7 @@ def _graph() -> list[Message]:
 
 def _finds_nothing_else(result: torch.Tensor, middle: torch.Tensor) -> bool:
     """Whether the slot of ``middle`` is found once that is written, and none is before."""
-    roots = [result.grad_fn]
+    roots = walk.roots_of([result])
     if stale_slots.stale_errors(roots):
         return False
     with torch.no_grad():

@@ -60,7 +60,7 @@ def is_version_error(error: BaseException) -> bool:
 
 
 def find_stale(
-    roots: Iterable[Any],
+    roots: Iterable[Node],
     error: BaseException,
     inputs: tuple[Any, ...] = (),
     accumulates: bool = True,
@@ -100,7 +100,7 @@ def find_stale(
     return Stale(only, None, None, False, _sizes(said), int(said["saved"]), int(said["now"]), tuple(hidden))
 
 
-def stale_errors(roots: Iterable[Any]) -> list[RuntimeError]:
+def stale_errors(roots: Iterable[Node]) -> list[RuntimeError]:
     """Return the errors at which a backward from ``roots`` would stop, one for each stale saved tensor.
 
     Only PyTorch's own check of each slot is run; slots with hooks, and hidden ones, are not read.
@@ -111,7 +111,7 @@ def stale_errors(roots: Iterable[Any]) -> list[RuntimeError]:
     return list(found.values())
 
 
-def further_stale(roots: Iterable[Any], inputs: tuple[Any, ...] = (), accumulates: bool = True) -> Iterator[Stale]:
+def further_stale(roots: Iterable[Node], inputs: tuple[Any, ...] = (), accumulates: bool = True) -> Iterator[Stale]:
     """Yield the stale saved tensors in the order in which backward would read them.
 
     ``inputs`` and ``accumulates`` as for :func:`gradsan.graph.walk.engine_order`; checked as in ``stale_errors``.
@@ -124,7 +124,7 @@ def further_stale(roots: Iterable[Any], inputs: tuple[Any, ...] = (), accumulate
         yield Stale(node, slot, tensor, is_output, _sizes(said), int(said["saved"]), int(said["now"]))
 
 
-def _stale_slots(order: Iterable[Any]) -> Iterator[tuple[Any, str, Any, RuntimeError]]:
+def _stale_slots(order: Iterable[Node]) -> Iterator[tuple[Any, str, Any, RuntimeError]]:
     for node in order:
         for slot, saved in _torch.saved_slots(node):
             if _torch.is_hooked(saved):

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+import torch
 from torch.autograd.graph import Node
 
 from gradsan import _torch
@@ -42,11 +43,16 @@ class _SharedWalks(threading.local):
 SHARED = _SharedWalks()
 
 
+def roots_of(tensors: Iterable[torch.Tensor]) -> list[Node]:
+    """Return the Nodes that made the tensors; leaves have none."""
+    return [one.grad_fn for one in tensors if one.grad_fn is not None]
+
+
 class Crossing(NamedTuple):
     """An edge from a Node made after a moment to an older one; ``output`` is the output number of the older Node."""
 
-    younger: Any
-    older: Any
+    younger: Node
+    older: Node
     output: int
 
 
@@ -60,7 +66,7 @@ def oldest_of(inputs: Iterable[Any]) -> int:
 
 
 def engine_order(
-    roots: Iterable[Any], inputs: tuple[Any, ...] = (), accumulates: bool = True, since: int = 0
+    roots: Iterable[Node], inputs: tuple[Any, ...] = (), accumulates: bool = True, since: int = 0
 ) -> list[Any]:
     """Return the Nodes that a backward from ``roots`` runs, in the order in which the engine runs them on one device.
 
@@ -89,13 +95,13 @@ def _in_order(starts: list[Any], inputs: tuple[Any, ...], accumulates: bool, sin
     return _leading_to(inputs, accumulates, order) if inputs else order
 
 
-def nodes_behind(roots: Iterable[Any], most: int) -> list[Any] | None:
+def nodes_behind(roots: Iterable[Node], most: int) -> list[Any] | None:
     """Return all Nodes of a graph; None where there are more than ``most``."""
     found = list(itertools.islice(each_behind(roots), most + 1))
     return found if len(found) <= most else None
 
 
-def each_behind(roots: Iterable[Any], through: Callable[[Any], bool] | None = None) -> Iterator[Any]:
+def each_behind(roots: Iterable[Node], through: Callable[[Any], bool] | None = None) -> Iterator[Any]:
     """Yield every Node that a backward from ``roots`` may run, once, in no particular order.
 
     Nodes for which ``through`` is false are left out, and so are those that only they lead to.
@@ -115,7 +121,7 @@ def each_behind(roots: Iterable[Any], through: Callable[[Any], bool] | None = No
 
 def _youngest_first(starts: list[Any], since: int) -> tuple[list[Any], dict[Any, int] | None]:
     """Return at most ``NODES_WALKED`` Nodes, and the number of edges into each (None if there are more Nodes)."""
-    order: list[Any] = []
+    order: list[Node] = []
     consumers: dict[Any, int] = dict.fromkeys(starts, 0)
     arrivals = itertools.count()
     waiting: list[tuple[int, int, Any]] = []
@@ -137,7 +143,7 @@ def _youngest_first(starts: list[Any], since: int) -> tuple[list[Any], dict[Any,
 
 
 def _when_ready(starts: list[Any], consumers: dict[Any, int]) -> list[Any]:
-    order: list[Any] = []
+    order: list[Node] = []
     arrivals = itertools.count()
     ready: list[tuple[int, int, Any]] = []
     for root in starts:
@@ -160,7 +166,7 @@ def _push(heap: list[tuple[int, int, Any]], arrivals: Iterator[int], node: Node)
         heapq.heappush(heap, (-number, next(arrivals), node))
 
 
-def _leading_to(inputs: tuple[Any, ...], accumulates: bool, order: list[Any]) -> list[Any]:
+def _leading_to(inputs: tuple[Any, ...], accumulates: bool, order: list[Node]) -> list[Any]:
     leaves = {id(one) for one in inputs if getattr(one, "grad_fn", None) is None}
     wanted = {
         node for one in inputs if (node := getattr(one, "node", None) or getattr(one, "grad_fn", None)) is not None
@@ -175,7 +181,7 @@ def _leading_to(inputs: tuple[Any, ...], accumulates: bool, order: list[Any]) ->
     return [node for node in order if node in running]
 
 
-def leaves_of(nodes: Iterable[Any]) -> list[Any]:
+def leaves_of(nodes: Iterable[Node]) -> list[Any]:
     """Return the leaves to which ``nodes`` pass gradients, each once."""
     leaves: dict[int, Any] = {}
     for node in nodes:
@@ -193,7 +199,7 @@ _OF_ONE_LEAF = re.compile(
 _STEPS_TO_LEAF = 5
 
 
-def meets_parameters(order: Iterable[Any], target: Any) -> bool:
+def meets_parameters(order: Iterable[Node], target: Any) -> bool:
     """Whether a Node between the roots and ``target`` also computes with a leaf, as with a hidden state and weights.
 
     The value of a state, an old prediction or a sum of losses is not: it is a term of the loss. ``order`` is that
@@ -228,7 +234,7 @@ def learns_elsewhere(value: Any, written: Any) -> bool:
     return nodes is not None and any(leaf.shape != whole.shape for leaf in leaves_of(nodes))
 
 
-def path(roots: list[Any], target: Any, most: int | None = None) -> list[tuple[Any, int]]:
+def path(roots: list[Node], target: Any, most: int | None = None) -> list[tuple[Any, int]]:
     """Return a shortest path from a root to ``target`` as (Node, output number by which it was entered); empty if none.
 
     Nodes older than the target cannot lead to it, so the walk never goes past it. It gives up after ``most`` Nodes.
@@ -269,10 +275,10 @@ def crossing(way: list[tuple[Any, int]], moment: int) -> Crossing | None:
     return None
 
 
-def lead_to(starts: list[Any], *targets: Any, most: int = 200_000) -> set[Any]:
+def lead_to(starts: Iterable[Node], *targets: Node, most: int = 200_000) -> set[Node]:
     """Return those of the Nodes ``starts`` that lead to one of ``targets``; undecided after ``most`` Nodes is no."""
     oldest = min((_torch.node_sequence(target) or 0 for target in targets), default=0)
-    known: dict[Any, bool] = dict.fromkeys(targets, True)
+    known = dict.fromkeys(targets, True)
     for start in starts:
         # A Node is decided when all its children are, so it stays on the stack below them.
         stack = [start]

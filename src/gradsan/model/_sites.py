@@ -17,7 +17,7 @@ class Message:
     """
 
     key: str
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, object] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """Return the sentence, in the language of the environment."""

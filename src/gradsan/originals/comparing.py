@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
+from torch.autograd.graph import Node
 
 from gradsan import _torch
 from gradsan.model import Deviation
@@ -187,7 +188,7 @@ class Comparing:
 
 def _differing(values: list[Kept]) -> list[bool]:
     try:
-        flags = [(as_integers(kept.alias) != as_integers(kept.original)).any() for kept in values]
+        flags = [(as_integers(kept.alias) != as_integers(cast("torch.Tensor", kept.original))).any() for kept in values]
         return [bool(one) for one in torch.stack(flags).cpu().tolist()]
     except RuntimeError:
         # The device lacks an operator, or free memory.
@@ -204,7 +205,7 @@ def rank_of_found(raises: bool, changed: bool, deviation: Deviation | None) -> i
     return 1 if not changed or (deviation is not None and not deviation.errors) else 2
 
 
-def kept_in(nodes: list[Any]) -> Iterator[tuple[Any, str, Kept]]:
+def kept_in(nodes: list[Node]) -> Iterator[tuple[Any, str, Kept]]:
     """Yield (Node, slot, kept value) of the saved tensors of some Nodes."""
     for node in nodes:
         for slot, saved in _torch.saved_slots(node):

@@ -13,6 +13,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
+from torch.autograd.graph import Node
 
 from gradsan import _torch
 from gradsan.graph import naming, walk
@@ -64,8 +65,7 @@ class Deep:
         self._holdings: Holdings | None = None
         self.copies: DeviceCopies | None = None
         self._core, self.left_alone = core, left_alone
-        self.describe, self._keep, self._is_healed = describe, keep, is_healed
-        self._emptied, self._note = emptied, note
+        self.describe, self._keep, self._is_healed, self._emptied, self._note = describe, keep, is_healed, emptied, note
         self._reading: Literal["", "original", "current"] = ""
         self._node_aside: Any = None
         self._deviation: Deviation | None = None
@@ -147,7 +147,7 @@ class Deep:
             self._measured_with = set(changed)
 
     def _measured(
-        self, outputs: Any, gradients: Any, leaves: list[Any], order: list[Any], keeps_graph: bool
+        self, outputs: Any, gradients: Any, leaves: list[Any], order: list[Node], keeps_graph: bool
     ) -> Deviation | None:
         """Run the backward twice on the side, with the originals and with the current values.
 
@@ -181,7 +181,7 @@ class Deep:
         outputs: Any,
         gradients: Any,
         leaves: list[Any],
-        order: list[Any],
+        order: list[Node],
         passed_over: Callable[[str], None],
         keeps_graph: bool,
     ) -> list[list[Any]] | None:
@@ -223,7 +223,7 @@ class Deep:
         return self._tensor_hooks.at
 
     def gradients_aside(
-        self, output: Any, given: Any, leaves: list[Any], order: list[Any], hooks: side_backward.HooksOnTheWay
+        self, output: object, given: Any, leaves: list[Any], order: list[Node], hooks: side_backward.HooksOnTheWay
     ) -> list[Any] | None:
         """Return the gradients of ``leaves`` by a backward on the side; None where that is not possible."""
         passed_over: list[str] = []

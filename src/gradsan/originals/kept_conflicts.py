@@ -41,7 +41,7 @@ def of_kept(
     deviation: Deviation | None,
     healed: int | None,
     bypass: PastCounter | None,
-    node: Any = None,
+    node: Node | None = None,
 ) -> Conflict:
     """Return the conflict of a value that backward asks for now, or that ``node`` keeps for a backward.
 

@@ -46,7 +46,7 @@ class _Write(NamedTuple):
 
     op: str
     place: tuple[Any, ...]
-    node: Any = None
+    node: Node | None = None
     factor: Any = None
     version: int = 0
 
@@ -100,7 +100,9 @@ class Meant:
             return None
         return self._measured(outputs[0], order, value, writes)
 
-    def _measured(self, output: Any, order: list[Any], value: Value, writes: list[_Write]) -> Deviation | None:
+    def _measured(
+        self, output: torch.Tensor, order: list[Node], value: Value, writes: list[_Write]
+    ) -> Deviation | None:
         added: list[tuple[Any, Any]] = []
 
         def change(received: dict[int, Any]) -> None:
@@ -137,7 +139,7 @@ class Meant:
 class _Through(HooksOnTheWay):
     """Changes the gradients that ``node`` receives, where no hook of the program's sees them."""
 
-    node: Any = None
+    node: Node | None = None
     change: Callable[[dict[int, Any]], None] = lambda received: None
 
     def apply(self, node: Node, received: dict[int, Any], passed_over: Callable[[str], None]) -> None:

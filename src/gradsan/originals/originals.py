@@ -170,7 +170,7 @@ class Kept(_SavedFields):
         self.was_leaf, self.requires_grad = _is_leaf(tensor), _requires_grad(tensor)
         maker = None if self.was_leaf else _grad_fn(tensor)
         # Only its number: the Node may keep this value, so holding the Node would create a reference cycle.
-        self.maker = None if maker is None else _torch.node_sequence(maker)
+        self.maker = _torch.node_sequence(maker)
         # Except for results, PyTorch keeps the very tensor, and later reads its current state (``tensor.data = …``).
         is_result = maker is not None and _torch.may_be_saving(maker, self.maker)
         has_elements = _torch.has_elements(tensor)
@@ -328,7 +328,7 @@ def _differing(one: Any, other: Any) -> Any:
     return different.any(-1) if different.dim() > one.dim() else different
 
 
-def as_integers(tensor: Any) -> Any:
+def as_integers(tensor: torch.Tensor) -> Any:
     """Return the bits of a tensor as integers, so that a NaN equals itself."""
     tensor = tensor.resolve_conj().resolve_neg()
     if tensor.dtype == torch.complex128:

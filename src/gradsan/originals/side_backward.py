@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.autograd.graph import Node
 
 from gradsan import _torch
 from gradsan.graph import walk
@@ -32,7 +33,7 @@ class HooksOnTheWay:
     closed: frozenset[tuple[Any, int]] = frozenset()
     reached: dict[tuple[Any, int], Any] = field(default_factory=dict)
 
-    def apply(self, node: Any, received: dict[int, Any], passed_over: Callable[[str], None]) -> None:
+    def apply(self, node: Node, received: dict[int, Any], passed_over: Callable[[str], None]) -> None:
         """Apply its hooks to the gradients that a Node has received, by output number."""
         for number, hooks in self.at(node):
             gradient = received.get(number)
@@ -73,7 +74,7 @@ def gradients(
     outputs: Any,
     given: Any,
     wanted: list[Any],
-    order: list[Any],
+    order: list[Node],
     running: Callable[[Any], None],
     passed_over: Callable[[str], None],
     hooks: HooksOnTheWay | None = None,
@@ -125,7 +126,7 @@ def gradients(
 
 
 def _known(
-    node: Any, received: dict[int, Any], passed_over: Callable[[str], None], keeps_graph: bool
+    node: Node, received: dict[int, Any], passed_over: Callable[[str], None], keeps_graph: bool
 ) -> tuple[Any, ...]:
     if not any(one is UNKNOWN for one in received.values()):
         try:
@@ -142,7 +143,7 @@ def _place(one: Any) -> tuple[Any, int]:
     return (one, 0) if one.grad_fn is None else (one.grad_fn, one.output_nr)
 
 
-def _past_accumulation(node: Any, number: int) -> tuple[Any, int]:
+def _past_accumulation(node: Node | None, number: int) -> tuple[Any, int]:
     if node is None or _torch.node_sequence(node) is not None:
         return node, number
     return getattr(node, "variable", None), 0
@@ -179,7 +180,7 @@ def _results_of_function(node: Any, function: Any, arguments: list[Any], keeps_g
     return tuple(None if child is None else next(wanted, None) for child, _ in node.next_functions)
 
 
-def _zeros(node: Any, number: int) -> Any:
+def _zeros(node: Node, number: int) -> Any:
     """Return the zeros that autograd passes to a Function for a missing gradient."""
     kind = _torch.kind_of_output(node, number)
     return None if kind is None else torch.zeros(kind[0], dtype=kind[1])

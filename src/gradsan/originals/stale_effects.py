@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
+from torch.autograd.graph import Node
 
 from gradsan import _torch
 from gradsan.record.guarding import Guard
@@ -23,18 +24,21 @@ class Trial:
     """One Node of a backward, a ``tensor`` that it has saved, and the tensor's value ``before`` the write."""
 
     def __init__(
-        self, core: Core, node: Any, tensor: Any, before: Any, guard: Guard, on_harm: Callable[[], None]
+        self, core: Core, node: Node, tensor: torch.Tensor, before: Any, guard: Guard, on_harm: Callable[[], None]
     ) -> None:
         """Register the trial on ``node``; ``core`` logs nothing of it. ``on_harm`` is called if results differ."""
         self._core, self._guard, self._on_harm = core, guard, on_harm
-        self._node, self._tensor, self._before = node, tensor, before
+        self._node: Any = node
+        self._tensor: Any = tensor
+        self._before = before
         self._has_run = self._is_same = False
         self._handle = node.register_prehook(self._look)
 
     def outcome(self, has_ended: bool) -> Literal["harmless", "harmful", "unknown"]:
         """The result of the trial; call it once, after the backward, which may have failed before the Node ran."""
         self._handle.remove()
-        self._tensor = self._before = self._node = None
+        self._tensor = self._before = None
+        self._node = None
         if self._has_run:
             return "harmless" if self._is_same else "harmful"
         return "harmless" if has_ended else "unknown"
@@ -65,7 +69,7 @@ class Trial:
         self._is_same = all(one is other or (one is not None and torch.equal(one, other)) for one, other in pairs)
 
 
-def can_be_tried(node: Any, tensor: torch.Tensor) -> bool:
+def can_be_tried(node: Node, tensor: torch.Tensor) -> bool:
     """Whether a Node can be called twice: not for code of the program's, or elements that share memory."""
     if _torch.function_class(node) is not None or not _torch.has_elements(tensor) or not tensor.is_cpu:
         return False

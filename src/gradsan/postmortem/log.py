@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from torch.autograd.graph import Node
+
 from gradsan import source
 from gradsan.graph.live import tensor_of
 from gradsan.model import Frame, Site
@@ -189,7 +191,7 @@ class ScriptLog:
                 one for place, one in places if place is not None and (place.file, place.line) == (own.file, own.line)
             ]
 
-    def know_losses(self, frame: FrameType | None, roots: Sequence[Any]) -> None:
+    def know_losses(self, frame: FrameType | None, roots: Sequence[Node]) -> None:
         """Find the losses of earlier backward calls among the live variables of ``frame``.
 
         ``roots`` are those of the backward that failed: a name that holds them now held another loss before.

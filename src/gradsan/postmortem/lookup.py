@@ -172,7 +172,7 @@ def live_instead(live: Any, value: Value) -> Value:
     return of_thing(live)
 
 
-def _is_lasting_leaf(tensor: Any) -> bool:
+def _is_lasting_leaf(tensor: torch.Tensor) -> bool:
     try:
         return bool(tensor.is_leaf and tensor.requires_grad)
     except RuntimeError:

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.autograd.graph import Node
 
 from gradsan import _torch, source
 from gradsan.graph import variables
@@ -31,7 +32,7 @@ _FEWEST_NODES, _MOST_NODES = 40, 240
 
 
 def log_of(
-    frames: Sequence[FrameType], used: Frame | None, nodes: Sequence[Any], thread: int, *, is_backward: bool = True
+    frames: Sequence[FrameType], used: Frame | None, nodes: Sequence[Node], thread: int, *, is_backward: bool = True
 ) -> ScriptLog:
     """The log of a program that failed with ``frames`` on its stack (outermost first), at the line ``used``.
 
@@ -126,7 +127,7 @@ def _key(frame: FrameType) -> tuple[str, str]:
     return file_of(code), qualified_name(code)
 
 
-def _described(nodes: Sequence[Any], frame: FrameType | None, most: int) -> list[Made]:
+def _described(nodes: Sequence[Node], frame: FrameType | None, most: int) -> list[Made]:
     """The known facts of the ``most`` Nodes around the first of ``nodes``, in order of their numbers."""
     numbered = {number: node for node in nodes if (number := _torch.node_sequence(node)) is not None}
     if not numbered:
@@ -148,7 +149,7 @@ def _described(nodes: Sequence[Any], frame: FrameType | None, most: int) -> list
     ]
 
 
-def _leaves_of(node: Any) -> frozenset[int]:
+def _leaves_of(node: Node) -> frozenset[int]:
     """The storages of the parameters that are inputs of a Node, themselves or as a view."""
     found: set[int] = set()
     for child, _ in node.next_functions:

@@ -14,6 +14,8 @@ from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import Any
 
+from torch.autograd.graph import Node
+
 from gradsan import _torch
 from gradsan.errors import failures
 from gradsan.graph import conflicts, naming, stale_slots, walk
@@ -118,7 +120,7 @@ def _of_record(
         return None
     node, tensor = stale.node, stale.tensor
     log = _log(record, frames, node)
-    number = None if node is None else _torch.node_sequence(node)
+    number = _torch.node_sequence(node)
     recorded = None if node is None else _anomaly_site(node)
     if recorded is not None and number is not None:
         log.know_place(number, recorded)
@@ -126,7 +128,7 @@ def _of_record(
         base = tensor if tensor._base is None else tensor._base
         is_leaf = bool(base.is_leaf and base.requires_grad)
         _, _, region = _torch.weak_identity(base)
-        maker = None if tensor.grad_fn is None else _torch.node_sequence(tensor.grad_fn)
+        maker = _torch.node_sequence(tensor.grad_fn)
         log.look_for(_torch.storage_identity(tensor), number, stale.is_output, is_leaf, region, maker, _named_op(error))
     record = replace(record, clock=log.clock)
     found = conflicts.of_failure(log, ScriptSteps(log), record, error, frame)
@@ -145,7 +147,7 @@ def _of_record(
     )
 
 
-def _anomaly_site(node: Any) -> Site | None:
+def _anomaly_site(node: Node) -> Site | None:
     """The site where a Node was made, if anomaly mode was on then; its frames have no columns."""
     frames = [
         Frame(parsed["file"], int(parsed["line"]), parsed["name"], is_user=is_user_file(parsed["file"]))

@@ -127,7 +127,7 @@ class MadeByEngine:
                 ends[one.device] = -1
         for one in result if isinstance(result, (tuple, list)) else ():
             if torch.is_tensor(one) and one.device.type != "cpu":
-                number = None if one.grad_fn is None else _torch.node_sequence(one.grad_fn)
+                number = _torch.node_sequence(one.grad_fn)
                 ends[one.device] = max(ends.get(one.device, -1), -1 if number is None else number + 1)
         for device, end in ends.items():
             first = self._ends.get(device, 0)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol
 
+from torch.autograd.graph import Node
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gradsan import _torch
@@ -72,7 +73,7 @@ class BackwardRecord:
     thread: int
     via: str
     retain_graph: bool
-    roots: tuple[Any, ...]
+    roots: tuple[Node, ...]
     outputs: Any = ()
 
     @property

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 from torch.autograd import graph
+from torch.autograd.graph import Node
 
 from gradsan import _torch
 from gradsan.record._writer_pure import is_relay
@@ -151,9 +152,9 @@ def _compose(
 _KEY = "gradsan.hooks"
 
 
-def has_tensor_hooks(node: Any) -> bool:
+def has_tensor_hooks(node: Node) -> bool:
     """Whether a hook was registered on an output of a Node; it may have been removed since."""
-    return _KEY in node.metadata
+    return _KEY in _torch.metadata_of(node)
 
 
 class TensorHooks:
@@ -178,14 +179,14 @@ class TensorHooks:
 
         patches.set(torch.Tensor, "register_hook", self._core.listener(register, None, registered))
 
-    def at(self, node: Any) -> list[tuple[int, list[Any]]]:
+    def at(self, node: Node) -> list[tuple[int, list[Any]]]:
         """Return the outputs of a Node that have hooks, each with its hooks in order."""
-        known = node.metadata.get(_KEY) if self._any else None
+        known = _torch.metadata_of(node).get(_KEY) if self._any else None
         found = [(output, reference()) for output, reference in known.items()] if known else []
         return [(output, list(hooks.values())) for output, hooks in found if hooks]
 
     def _remember(self, tensor: torch.Tensor) -> None:
-        node: Any = tensor.grad_fn
+        node = tensor.grad_fn
         if node is not None:
             self._any = True
-            node.metadata.setdefault(_KEY, {})[tensor.output_nr] = weakref.ref(tensor._backward_hooks)
+            _torch.metadata_of(node).setdefault(_KEY, {})[tensor.output_nr] = weakref.ref(tensor._backward_hooks)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from gradsan.model import Diagnosis, Fix, Message, Verification
 from gradsan.present._places import shown_path
@@ -334,7 +334,7 @@ def settled(tried: list[Tried]) -> list[Tried]:
     hows = [one.fix.how_changed for one in tried]
     if any(how is not None and how.key == _TWICE for how in hows):
         return [
-            _told(one, how.values["how"]) if how is not None and how.key == _UNSURE else one
+            _told(one, cast("Message", how.values["how"])) if how is not None and how.key == _UNSURE else one
             for one, how in zip(tried, hows, strict=True)
         ]
     passed = [one for one in tried if one.passed and one.fix.meaning == "changed"]

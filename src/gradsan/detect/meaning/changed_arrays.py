@@ -50,7 +50,7 @@ class ChangedArrays:
         self._factors: dict[Any, float] = {}
         self._described = False
 
-    def lent(self, array: Any, tensor: Any, stack: Any) -> None:
+    def lent(self, array: Any, tensor: torch.Tensor, stack: Any) -> None:
         """Note an array that was passed to torch, which has made ``tensor`` of it."""
         root, place = _root_and_place(array)
         is_small = root is not None and torch.is_floating_point(tensor) and _DISTINCT <= tensor.numel() <= _ELEMENTS

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch import nn
+from torch.autograd.graph import Node
 
 from gradsan import _torch, source
 from gradsan.detect.meaning.made import Made, Making
@@ -35,7 +36,7 @@ class Evidence:
         core: Log,
         making: Making,
         owned: set[int],
-        order: list[Any],
+        order: list[Node],
         entry: RawBackward,
         was_frozen: Callable[[Any, int], bool],
     ) -> None:
@@ -78,9 +79,9 @@ class Evidence:
         found = self._meeting(leaf)
         if found is None:
             return None
-        node, own, rest = found
+        node, own, joined = found
         if top is None:
-            is_data = not self._are_computed(rest) or _is_one_by_one(leaf, own, rest)
+            is_data = not self._are_computed(joined) or _is_one_by_one(leaf, own, joined)
             return None if is_data or _reads_gradients(self._stack) else "alone"
         is_own = any(held is leaf for held in top.parameters(recurse=False))
         is_whole = top.training and not type(top).__module__.startswith("torch.")
@@ -134,11 +135,11 @@ class Evidence:
         frames = (frame for made in self._owners(parameters) for frame in symbolise(made.stack).user_frames)
         return any(map(source.chooses_parameters, frames))
 
-    def _are_computed(self, nodes: list[Any]) -> bool:
+    def _are_computed(self, nodes: list[Node]) -> bool:
         """Whether trained parts or data have computed all of this: none is a parameter, or a view of one."""
         return not any(id(getattr(_origin(one), "variable", None)) in self._owned for one in nodes)
 
-    def _is_within(self, node: Any, module: nn.Module) -> bool:
+    def _is_within(self, node: Node, module: nn.Module) -> bool:
         """Whether the ``forward`` of a module has made a Node."""
         code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
         made = call_that_made(self._core, _torch.node_sequence(node), self._thread)
@@ -175,7 +176,7 @@ class Evidence:
 
     def _feeds_trained(self, leaf: Any) -> bool:
         """Whether an operation applies a trained parameter to values computed from the leaf."""
-        behind: set[Any] = set()
+        behind: set[Node] = set()
         trained: set[Any] = set()
         for node in reversed(self._order):
             children = _children(node)
@@ -191,7 +192,7 @@ class Evidence:
         return False
 
     @staticmethod
-    def _is_of(node: Any, leaf: Any) -> bool:
+    def _is_of(node: Node, leaf: Any) -> bool:
         """Whether a Node is that of the leaf, or a chain from it alone, such as the transpose in a linear layer."""
         while len(children := _children(node)) == 1:
             node = children[0]
@@ -220,11 +221,11 @@ def _is_complete(module: nn.Module) -> bool:
         return False
 
 
-def _children(node: Any) -> list[Any]:
+def _children(node: Node) -> list[Any]:
     return [child for child, _ in node.next_functions if child is not None]
 
 
-def _origin(node: Any) -> Any:
+def _origin(node: Node) -> Any:
     """Return the Node below those that only make views."""
     while _torch.makes_view(node) and len(children := _children(node)) == 1:
         node = children[0]
@@ -242,13 +243,13 @@ def _is_one_by_one(leaf: Any, own: list[Any], rest: list[Any]) -> bool:
     )
 
 
-def _shape_of(node: Any) -> tuple[int, ...]:
+def _shape_of(node: Node) -> tuple[int, ...]:
     held = getattr(node, "variable", None)
     info = None if held is not None else _torch.output_info(node, 0)
     return tuple(held.shape) if held is not None else tuple(info[0]) if info is not None else ()
 
 
-def _is_value(nodes: Iterable[Any], owned: set[int]) -> bool:
+def _is_value(nodes: Iterable[Node], owned: set[int]) -> bool:
     """Whether a leaf is combined with a trained parameter itself: not as the bias of a layer of its own."""
     return all(id(getattr(one, "variable", None)) in owned for one in nodes)
 

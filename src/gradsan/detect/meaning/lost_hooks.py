@@ -40,7 +40,7 @@ class _Hooked:
     ``failure`` is reported if the hook does not run later, for uses of the view before the write.
     """
 
-    tensor: Any
+    tensor: _torch.weak_tensor
     place: tuple[Any, ...]
     facts: dict[str, Any]
     graph: Graph
@@ -86,7 +86,7 @@ class LostHooks(Finder):
             self._report(one)
         self.forget()
 
-    def _remember(self, tensor: Any, handle: Any, stack: Any) -> None:
+    def _remember(self, tensor: torch.Tensor, handle: Any, stack: Any) -> None:
         if type(tensor) not in _torch.PLAIN_TENSORS or tensor._base is None or stack in self._described:
             return
         if tensor.grad_fn is None or len(self._waiting) >= _KEPT:
@@ -150,7 +150,7 @@ class LostHooks(Finder):
         node = None
         with contextlib.suppress(RuntimeError):
             node = tensor.grad_fn
-        number = None if node is None else _torch.node_sequence(node)
+        number = _torch.node_sequence(node)
         if number is None or number == one.number or nodes.get(number) is not node:
             return False
         one.failure = self._failure(entry, one, writes[0], runs)

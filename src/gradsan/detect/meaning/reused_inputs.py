@@ -15,6 +15,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from torch.autograd.graph import Node
+
 from gradsan import _torch, source
 from gradsan.detect.changed_values import has_made
 from gradsan.graph import naming, walk
@@ -61,7 +63,7 @@ class ReusedInputs(Finder):
         readers: dict[int, list[int]] = {}
         for number, node in by_number.items():
             for child, _ in node.next_functions:
-                below = None if child is None else _torch.node_sequence(child)
+                below = _torch.node_sequence(child)
                 if below is not None:
                     readers.setdefault(below, []).append(number)
         looked_for, judged = set(self._keepers), set[Any]()
@@ -97,7 +99,7 @@ class ReusedInputs(Finder):
         made = call_that_made(self._core, raw.sequence - 1, thread)
         return number if made is not None and number >= made.first and has_made(made, raw, self._core) else None
 
-    def _judge(self, entry: RawBackward, raw: RawWrite, node: Any, readers: list[Any]) -> None:
+    def _judge(self, entry: RawBackward, raw: RawWrite, node: Node, readers: list[Any]) -> None:
         before = node.next_functions[0][0] if node.next_functions else None
         # The same operation again changes nothing: that is what the layer is for.
         readers = [one for one in readers if one.name() != node.name()]
@@ -130,7 +132,7 @@ class ReusedInputs(Finder):
             found = naming.find(sys._getframe(1), lambda one: one is result)
             keepers.update(id(one.around[-1][1]) for one in found if one.container in naming.COLLECTING)
 
-    def _judge_kept(self, entry: RawBackward, raw: RawWrite, node: Any, readers: list[Any], written: Site) -> None:
+    def _judge_kept(self, entry: RawBackward, raw: RawWrite, node: Node, readers: list[Any], written: Site) -> None:
         """Report a value that is read out of a container that held it when the layer wrote."""
         keepers, number = self._keepers[raw.stack], _torch.node_sequence(node)
         held = [
@@ -188,7 +190,7 @@ def _at(frame: Frame, site: Site) -> Site:
     return Site(site.frames[: site.frames.index(frame) + 1])
 
 
-def _is_not_negative(node: Any) -> bool:
+def _is_not_negative(node: Node | None) -> bool:
     for _ in range(4):
         if node is None or node.name() in _NOT_NEGATIVE:
             return node is not None

@@ -22,6 +22,8 @@ import sys
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from torch.autograd.graph import Node
+
 from gradsan import _torch
 from gradsan.detect.kept_gradients import program_reads_gradients
 from gradsan.detect.meaning.clip_calls import Clearing, Clip, ClipCalls
@@ -320,7 +322,7 @@ class SpentGradients(RoundDetector):
         return True
 
 
-def _may_look(node: Any) -> bool:
+def _may_look(node: Node) -> bool:
     """Whether code of the program's reads gradients on their way: a hook, or the backward of a Function."""
     return node.name() == _HOOKED or has_tensor_hooks(node) or _torch.is_custom_node(node)
 

@@ -20,6 +20,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from torch.autograd.graph import Node
+
 from gradsan import _torch
 from gradsan.detect.meaning.terms.constant_terms import linear_below
 from gradsan.graph import naming, walk
@@ -116,22 +118,22 @@ class StaleValues(Finder):
         return any(raw.storage == storage and raw.kind != "metadata" for raw in raws)
 
 
-def _crossings(order: list[Any], past: list[PastBackward]) -> Iterator[tuple[Any, Any]]:
+def _crossings(order: list[Node], past: list[PastBackward]) -> Iterator[tuple[Any, Any]]:
     """Yield (Node of this round, child older than the first of the ``past`` rounds)."""
     for node in order:
         if (_torch.node_sequence(node) or 0) >= past[-1].sequence:
             for child, _ in node.next_functions:
-                number = None if child is None else _torch.node_sequence(child)
+                number = _torch.node_sequence(child)
                 if number is not None and number < past[0].begun_at:
                     yield node, child
 
 
-def _size(node: Any) -> int:
+def _size(node: Node) -> int:
     info = _torch.output_info(node, 0)
     return 0 if info is None else math.prod(info[0])
 
 
-def _looks_at_leaf(node: Any) -> bool:
+def _looks_at_leaf(node: Node | None) -> bool:
     """Whether a Node, below those of views, is that of a leaf."""
     while node is not None and _torch.makes_view(node):
         children = [child for child, _ in node.next_functions if child is not None]

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch.autograd.graph import Node
 from torch.optim.optimizer import Optimizer
 
 from gradsan import _torch
@@ -84,7 +85,7 @@ class StoppedGradients(Finder):
         weak = self._fed.get(id(leaf))
         return weak is not None and weak() is leaf
 
-    def _note(self, entry: RawBackward, node: Any, stopped: list[Any]) -> None:
+    def _note(self, entry: RawBackward, node: Node, stopped: list[Any]) -> None:
         """Keep the leaves behind ``node`` that are not kept yet."""
         kept = {key for one in self._stopped for key in one.leaves}
         fresh = {id(one): one for one in stopped if id(one) not in kept}
@@ -121,7 +122,7 @@ class StoppedGradients(Finder):
                 clues = (Clue("parameter", name=name, values={**facts, "parameters": len(own)}), one.flat)
                 self._report_at(PARAMETER, one.stack, *clues)
 
-    def _look_at_terms(self, entry: RawBackward, roots: Iterable[Any], fed: set[int]) -> None:
+    def _look_at_terms(self, entry: RawBackward, roots: Iterable[Node], fed: set[int]) -> None:
         for joined, term in _terms(roots):
             behind = [node for node in walk.each_behind([term]) if _is_flat(node)]
             # A rounded number added to its old value is its own remainder.
@@ -146,20 +147,20 @@ class StoppedGradients(Finder):
                 return
 
 
-def _is_flat(node: Any) -> bool:
+def _is_flat(node: Node) -> bool:
     return _FLAT.fullmatch(node.name()) is not None
 
 
-def _op_of(node: Any) -> str:
+def _op_of(node: Node) -> str:
     return str(node.name()).partition("Backward")[0].lower()
 
 
-def _fed_by(roots: Iterable[Any]) -> list[Any]:
+def _fed_by(roots: Iterable[Node]) -> list[Any]:
     """Return the leaves to which a backward from ``roots`` may pass more than zeros."""
     return walk.leaves_of(walk.each_behind(roots, lambda node: not _is_flat(node)))
 
 
-def _terms(roots: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+def _terms(roots: Iterable[Node]) -> Iterator[tuple[Any, Any]]:
     """Yield the Nodes of the terms of a loss, without constant factors, each with the Node of the sum."""
     waiting: list[tuple[Any, Any]] = [(None, root) for root in roots]
     found = 0

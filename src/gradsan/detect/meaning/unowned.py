@@ -31,6 +31,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from torch.autograd.graph import Node
+
 from gradsan import _torch
 from gradsan.detect.meaning.made import Making
 from gradsan.detect.memory import Uncounted
@@ -126,7 +128,7 @@ class Unowned(Finder):
         weak, seen = self._frozen.get(id(leaf), (None, 0))
         return weak is not None and weak() is leaf and seen > clock
 
-    def _meet(self, entry: RawBackward, order: list[Any], fresh: list[Any], owned: set[int]) -> None:
+    def _meet(self, entry: RawBackward, order: list[Node], fresh: list[Any], owned: set[int]) -> None:
         from gradsan.detect.meaning.evidence import Evidence
 
         evidence = Evidence(self._core, self._making, owned, order, entry, self._was_frozen)

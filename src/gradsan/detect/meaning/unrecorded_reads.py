@@ -16,6 +16,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from torch.autograd.graph import Node
+
 from gradsan import _torch
 from gradsan.detect.changed_values import ChangedValues, is_bound, passes_straight
 from gradsan.detect.exports import Export, Exports
@@ -112,7 +114,7 @@ class UnrecordedReads(RoundDetector):
             return
         made = next((one for one in _torch.tensors_in(result) if one.requires_grad and one.grad_fn is not None), None)
         number = None if made is None else _torch.node_sequence(made.grad_fn)
-        if number is None:
+        if made is None or number is None:
             return
         for tensor in _torch.tensors_in((args, kwargs)):
             maker = _made_before(tensor.grad_fn, number)
@@ -228,7 +230,7 @@ class UnrecordedReads(RoundDetector):
                 self._found(one.failure)
 
 
-def _made_before(node: Any, sequence: int) -> int | None:
+def _made_before(node: Node | None, sequence: int) -> int | None:
     """Return the number of the Node that made a value, if it is below ``sequence``; None where it is not.
 
     A view whose memory was written gets a new Node at its next read, which may be younger than the reader:

@@ -37,11 +37,11 @@ _MOVING = frozenset(
 class _Run:
     """One backward: its Nodes, the hooks on them, and the origins of the non-finite gradients that Nodes were given."""
 
-    nodes: list[Any] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
     handles: list[Any] = field(default_factory=list)
     given: dict[Any, list[Origin]] = field(default_factory=dict)
     leaves: list[Any] = field(default_factory=list)
-    roots: tuple[Any, ...] = ()
+    roots: tuple[Node, ...] = ()
 
 
 class Backward:
@@ -58,7 +58,7 @@ class Backward:
         """Set ``quietly``, which runs the costlier work and keeps its failures from the program."""
         self._quietly = quietly
 
-    def begin(self, clock: int, roots: tuple[Any, ...]) -> None:
+    def begin(self, clock: int, roots: tuple[Node, ...]) -> None:
         """Watch the backward that begins at ``clock`` from ``roots``."""
         run = _Run(roots=roots)
         self._runs[clock] = run

@@ -47,7 +47,7 @@ class CompiledCalls:
     def note(self, args: tuple[Any, ...], result: Any) -> None:
         """Keep the arguments of a call, if it was ``apply`` of a compiled graph's class."""
         node = _compiled_node(result)
-        number = None if node is None else _torch.node_sequence(node)
+        number = _torch.node_sequence(node)
         if number is not None:
             self._arguments[number] = args[1:]
             if len(self._arguments) > _CALLS_KEPT:

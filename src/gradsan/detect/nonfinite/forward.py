@@ -35,8 +35,8 @@ class Forward:
         """Whether a result is known to be finite, or to show checked memory, at next to no cost."""
         if not isinstance(result, torch.Tensor):
             return False
-        first = args[0] if args else None
-        if result is first:
+        first: Any = args[0] if args else None
+        if first is result:
             # Where bad memory is known, a write may have made it finite.
             return not self._origins and _torch.is_seen_finite(result)
         return _torch.is_view_of(result, first) or _torch.is_seen_finite(result)

@@ -98,7 +98,7 @@ class Notice(Detector):
                 if spoilt:
                     self._found(spoilt, "after", None, self._core.steps, _searched(spoilt[0]))
 
-    def _look(self, entry: RawBackward, loss: Any) -> None:
+    def _look(self, entry: RawBackward, loss: torch.Tensor) -> None:
         # Not the data: an input that requires grad is a leaf, too.
         leaves = [
             one for one in _leaves_behind(entry.outputs) if isinstance(one, torch.nn.Parameter) or self._is_trained(one)
@@ -173,7 +173,7 @@ class Notice(Detector):
         )
 
 
-def _is_bad(output: Any) -> bool:
+def _is_bad(output: torch.Tensor) -> bool:
     if type(output) not in _torch.PLAIN_TENSORS or not output.is_cpu or not _torch.has_elements(output):
         return False
     return output.numel() <= _LARGEST_LOSS and _torch.is_nonfinite(output)

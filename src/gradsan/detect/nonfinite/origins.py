@@ -82,7 +82,7 @@ class Origins:
             if len(self._by_storage) > _KEPT:
                 self._by_storage.popitem(last=False)
         node = tensor.grad_fn
-        number = None if node is None else _torch.node_sequence(node)
+        number = _torch.node_sequence(node)
         if number is not None:
             self._by_node[number] = origin
             if len(self._by_node) > _KEPT:

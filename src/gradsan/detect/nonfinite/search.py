@@ -168,7 +168,7 @@ class NonFiniteSearch:
             self._on_consumed([leaf for leaf, _ in spoilt], [first], first.stack, first.op, number, is_by_hand=True)
             self._noticed = now
 
-    def _origin_of_loss(self, loss: Any, stack: RawStack) -> Origin:
+    def _origin_of_loss(self, loss: torch.Tensor, stack: RawStack) -> Origin:
         known = self._origins.of(loss)
         if known is not None:
             return known
@@ -386,7 +386,7 @@ def _have_optimizer(leaves: list[Any]) -> bool:
     return any(id(leaf) in owned for leaf in leaves)
 
 
-def _is_bad(output: Any) -> bool:
+def _is_bad(output: torch.Tensor) -> bool:
     return _torch.is_tensor(output) and _torch.is_nonfinite(output)
 
 

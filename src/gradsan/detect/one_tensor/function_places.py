@@ -96,7 +96,7 @@ class KeptForAllCalls:
                 kept = _Kept(place, weakref.ref(value), _some(value), _torch.facts_of(value), kind.__name__, where)
                 self._kept.setdefault(node, []).append(kept)
 
-    def before_backward(self, entry: RawBackward, order: Iterable[Any]) -> None:
+    def before_backward(self, entry: RawBackward, order: Iterable[Node]) -> None:
         """Check the Functions among the Nodes of a backward."""
         for node in order:
             for one in self._kept.get(node, ()) if _torch.is_custom_node(node) else ():

@@ -9,8 +9,8 @@ GS212: the forward of a custom Function wrote its input in place and did not mar
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from gradsan import source
 from gradsan.diagnose import build, value_fixes
@@ -52,7 +52,7 @@ def _called(facts: Facts) -> str | Message:
     return Message("label.checkpointed_lambda") if name.endswith("<lambda>") else name
 
 
-def _labels(facts: Facts, values: dict[str, Any]) -> tuple[Label, ...]:
+def _labels(facts: Facts, values: Mapping[str, object]) -> tuple[Label, ...]:
     conflict = facts.conflict
     call, use = conflict.save.site.shown_frame, conflict.use.site.shown_frame
     changed = label_texts.written(facts, facts.writes)

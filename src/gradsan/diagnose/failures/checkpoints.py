@@ -18,7 +18,6 @@ GS509: a custom backward read its saved tensors a second time where they are rel
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
@@ -134,7 +133,7 @@ def _in_region(failure: Failure, are_outside: bool, owner: str | None) -> Diagno
         key = "label.hooks_began" if are_outside else "label.hooks_forbidden"
         around = statements.at_frame("created", first[0], Message(key, {"hooks": name}))
 
-    def fixes(values: Mapping[str, Any]) -> tuple[Fix, ...]:
+    def fixes(values: Mapping[str, object]) -> tuple[Fix, ...]:
         found = [parts.fix(HOOK_FIXES[failure.row], "preserved", values)]
         if owner in _SPARING and failure.row == "hooks_disabled":
             found.append(parts.fix("without_sparing_hooks", "preserved", values))

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
@@ -83,11 +82,11 @@ def _name(failure: Failure) -> str | None:
     return targets[0]
 
 
-def _targets(need: Need | None) -> Mapping[str, Any]:
+def _targets(need: Need | None) -> Mapping[str, object]:
     return {} if need is None else {"target": ", ".join(need.shown)}
 
 
-def _saved(save: Clue | None, need: Need | None, values: Mapping[str, Any]) -> tuple[Label, ...]:
+def _saved(save: Clue | None, need: Need | None, values: Mapping[str, object]) -> tuple[Label, ...]:
     kind = "plain" if need is None or not need.shown else "result" if need.is_output else "operand"
     if need is not None and need.shown:
         values = {**values, "target": inputs_by_role(need.shown, need.op, need)}
@@ -100,7 +99,7 @@ def _tensor(save: Clue | None, name: str | None) -> NamedTensor | None:
     return NamedTensor(name, save.shape, save.dtype, save.device, save.op, str(save.values["slot"]))
 
 
-def _why(need: Need | None, values: Mapping[str, Any]) -> Why | None:
+def _why(need: Need | None, values: Mapping[str, object]) -> Why | None:
     if need is None or not need.formula:
         return None
     key = "why.result" if need.is_output else "why.operand"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
@@ -36,12 +36,12 @@ def op_of(found: Clue | None) -> str:
     return op_name(found.op) if found is not None and found.op else "?"
 
 
-def label_of(found: Clue | None, role: Role, key: str, values: Mapping[str, Any]) -> tuple[Label, ...]:
+def label_of(found: Clue | None, role: Role, key: str, values: Mapping[str, object]) -> tuple[Label, ...]:
     """A label at a clue's frame; empty where the clue is missing or has no frame."""
     return () if found is None else label_texts.at(role, found.site, Message(key, dict(values)), op=found.op)
 
 
-def labels_of(found: Iterable[Clue], role: Role, key: str, values: Mapping[str, Any]) -> tuple[Label, ...]:
+def labels_of(found: Iterable[Clue], role: Role, key: str, values: Mapping[str, object]) -> tuple[Label, ...]:
     """A label at the frame of each clue, each line once; ``{op}`` is what the clue did, as spelled in source."""
     labels: dict[tuple[str, int], Label] = {}
     for one in found:
@@ -50,7 +50,7 @@ def labels_of(found: Iterable[Clue], role: Role, key: str, values: Mapping[str, 
     return tuple(labels.values())
 
 
-def used(failure: Failure, key: str, values: Mapping[str, Any] | None = None) -> tuple[Label, ...]:
+def used(failure: Failure, key: str, values: Mapping[str, object] | None = None) -> tuple[Label, ...]:
     """A label at the statement or the backward that failed, or that used the wrong value."""
     return label_texts.at("used", failure.site, Message(key, dict(values or {})))
 
@@ -95,7 +95,7 @@ def assigned_at(found: Clue) -> str | None:
 def fix(
     kind: str,
     meaning: Literal["preserved", "changed"],
-    values: Mapping[str, Any],
+    values: Mapping[str, object],
     *,
     lines: Lines = (),
     summary: str | None = None,
@@ -109,7 +109,7 @@ def diagnosis(
     code: str,
     cause: str,
     *,
-    values: Mapping[str, Any] | None = None,
+    values: Mapping[str, object] | None = None,
     severity: Severity = "error",
     labels: tuple[Label, ...] = (),
     tensor: NamedTensor | None = None,

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
@@ -65,7 +64,7 @@ def changed(failure: Failure, suggest: Callable[[Frame], source.Change | None]) 
     return _lines_and_notes(failure, suggest)[0]
 
 
-def new_tensor(failure: Failure, values: Mapping[str, Any], *, of_view: bool = False) -> tuple[Fix, ...]:
+def new_tensor(failure: Failure, values: Mapping[str, object], *, of_view: bool = False) -> tuple[Fix, ...]:
     """Compute a new tensor, or write into a copy; the one with a concrete line first, none for an unnamed tensor.
 
     ``of_view`` says that the written tensor is a view: its base then keeps its values.
@@ -89,7 +88,7 @@ def new_tensor(failure: Failure, values: Mapping[str, Any], *, of_view: bool = F
     return tuple(sorted(fixes, key=lambda fix: not fix.lines))
 
 
-def new_tensor_at(failure: Failure, writes: Sequence[Clue], values: Mapping[str, Any]) -> tuple[Fix, ...]:
+def new_tensor_at(failure: Failure, writes: Sequence[Clue], values: Mapping[str, object]) -> tuple[Fix, ...]:
     """The suggestions of :func:`new_tensor` for the first of ``writes`` with a site, none for an unnamed tensor."""
     first = next((write for write in writes if write.site is not None), None)
     name = values["name"]
@@ -99,7 +98,7 @@ def new_tensor_at(failure: Failure, writes: Sequence[Clue], values: Mapping[str,
     return new_tensor(replace(failure, site=first.site, clues=(target,)), values)
 
 
-def without_out(failure: Failure, values: Mapping[str, Any]) -> Fix:
+def without_out(failure: Failure, values: Mapping[str, object]) -> Fix:
     """Bind the result instead of ``out=``; without a line where others would see the old value."""
     target = failure.clue("target")
     op = "" if target is None else target.op or ""
@@ -129,9 +128,9 @@ def stopped(
     label: str | None = None,
     explanation: str | None = None,
     between: tuple[Label, ...] = (),
-    fixes: Callable[[Mapping[str, Any]], tuple[Fix, ...]] = lambda values: (),
+    fixes: Callable[[Mapping[str, object]], tuple[Fix, ...]] = lambda values: (),
     notes: tuple[Message, ...] = (),
-    values: Mapping[str, Any] | None = None,
+    values: Mapping[str, object] | None = None,
     severity: Severity = "error",
     words: str | None = None,
 ) -> Diagnosis:
@@ -159,7 +158,7 @@ def stopped(
 
 
 def copy_where_made(
-    failure: Failure, values: Mapping[str, Any], kind: str = "clone_before_mutation"
+    failure: Failure, values: Mapping[str, object], kind: str = "clone_before_mutation"
 ) -> tuple[Fix, ...]:
     """Bind the name to a copy from the start: ``x = y.expand(3, 4).clone()``; without a line if that is unknown."""
     target, frame = failure.clue("target"), failure.site.user_frame
@@ -180,7 +179,7 @@ def copied_where_made(frame: Frame, name: str) -> Lines:
     return source.changed_lines(made.frame.file, change) if change is not None and is_there else ()
 
 
-_Fixes = Callable[[Failure, Mapping[str, Any]], tuple[Fix, ...]]
+_Fixes = Callable[[Failure, Mapping[str, object]], tuple[Fix, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +202,7 @@ class Refused:
 
     def explain(self, failure: Failure) -> Diagnosis:
         """The diagnosis of every such failure."""
-        words: dict[str, Any] = {kind: f"{kind}.{failure.row}" for kind in self.words_of_row}
+        words = {kind: f"{kind}.{failure.row}" for kind in self.words_of_row}
         return stopped(
             failure,
             self.code,
@@ -212,14 +211,15 @@ class Refused:
             fixes=lambda values: self.fixes(failure, values),
             notes=(Message(self.note),) if self.note else (),
             severity=self.severity,
-            **words,
+            label=words.get("label"),
+            explanation=words.get("explanation"),
         )
 
 
 def _advice(*kinds: str, changes: str = "", summary: str | None = None) -> _Fixes:
     """Advice without lines; ``changes`` is the kind that changes the gradients."""
 
-    def fixes(_: Failure, values: Mapping[str, Any]) -> tuple[Fix, ...]:
+    def fixes(_: Failure, values: Mapping[str, object]) -> tuple[Fix, ...]:
         return tuple(
             parts.fix(kind, "changed" if kind == changes else "preserved", values, summary=summary) for kind in kinds
         )
@@ -231,7 +231,7 @@ def _under_no_grad(failure: Failure) -> Lines:
     return changed(failure, source.under_no_grad)
 
 
-def _out_argument(failure: Failure, values: Mapping[str, Any]) -> tuple[Fix, ...]:
+def _out_argument(failure: Failure, values: Mapping[str, object]) -> tuple[Fix, ...]:
     """A parameter is updated, which autograd must not record; anything else is a result that the loss may need."""
     target = failure.clue("target")
     facts = {} if target is None else target.values
@@ -244,12 +244,12 @@ def _out_argument(failure: Failure, values: Mapping[str, Any]) -> tuple[Fix, ...
     return (new, unrecorded) if new.lines and not is_update else (unrecorded, new)
 
 
-def _one_of_several_views(failure: Failure, values: Mapping[str, Any]) -> tuple[Fix, ...]:
+def _one_of_several_views(failure: Failure, values: Mapping[str, object]) -> tuple[Fix, ...]:
     new = new_tensor(failure, values, of_view=True)
     return (*new, parts.fix("index_base_instead", "preserved", values))
 
 
-def _unrecorded_view(failure: Failure, values: Mapping[str, Any]) -> tuple[Fix, ...]:
+def _unrecorded_view(failure: Failure, values: Mapping[str, object]) -> tuple[Fix, ...]:
     return (
         parts.fix("move_view_out_of_no_grad", "preserved", values),
         parts.fix("no_grad", "changed", values, lines=_under_no_grad(failure), summary="help.write_unrecorded"),
@@ -257,20 +257,20 @@ def _unrecorded_view(failure: Failure, values: Mapping[str, Any]) -> tuple[Fix, 
     )
 
 
-def _overlap(failure: Failure, values: Mapping[str, Any]) -> tuple[Fix, ...]:
+def _overlap(failure: Failure, values: Mapping[str, object]) -> tuple[Fix, ...]:
     return (parts.fix("clone_source", "preserved", values), *new_tensor(failure, values)[:1])
 
 
-def _new_tensor(failure: Failure, values: Mapping[str, Any]) -> tuple[Fix, ...]:
+def _new_tensor(failure: Failure, values: Mapping[str, object]) -> tuple[Fix, ...]:
     return new_tensor(failure, values)[:1]
 
 
-def _not_reentrant(failure: Failure, values: Mapping[str, Any]) -> tuple[Fix, ...]:
+def _not_reentrant(failure: Failure, values: Mapping[str, object]) -> tuple[Fix, ...]:
     lines = changed(failure, lambda frame: source.add_keyword(frame, "use_reentrant", "False"))
     return (parts.fix("not_reentrant", "preserved", values, lines=lines),)
 
 
-def _flag(failure: Failure, values: Mapping[str, Any]) -> tuple[Fix, ...]:
+def _flag(failure: Failure, values: Mapping[str, object]) -> tuple[Fix, ...]:
     if failure.row == "flag_of_result":
         return (parts.fix("detach_result", "changed", values),)
     return (parts.fix("floating_first", "preserved", values),)

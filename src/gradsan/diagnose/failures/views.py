@@ -23,7 +23,6 @@ GS308: an expanded tensor, whose elements share memory, was written in place.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from gradsan import heuristics, source
 from gradsan.diagnose import labels as label_texts
@@ -154,7 +153,7 @@ def leaf_written(failure: Failure) -> Diagnosis | None:
     name = parts.name_of(target)
     again = failure.clue("checkpointed")
     purpose = _purpose(failure) if again is None else "checkpoint"
-    values: dict[str, Any] = {"name": name, "op": statements.op_shown(target)}
+    values: dict[str, object] = {"name": name, "op": statements.op_shown(target)}
     if again is not None:
         values["function"] = again.name
     is_view = again is None and _is_view_of_leaf(failure)
@@ -200,7 +199,7 @@ def _owner(target: Clue | None, is_view: bool) -> tuple[Message, ...]:
     return tuple(Message("note.view_of_leaf", note.values) for note in known) if is_view else known
 
 
-def _notes(purpose: str, values: Mapping[str, Any]) -> tuple[Message, ...]:
+def _notes(purpose: str, values: Mapping[str, object]) -> tuple[Message, ...]:
     if purpose == "checkpoint":
         return (Message("note.written_input_runs_twice", dict(values)),)
     return (Message("note.data_hides_writes", {"name": values["name"]}),)
@@ -255,7 +254,7 @@ def _is_taken(failure: Failure) -> bool:
     return source.computes_with_result(frame, op)
 
 
-def _fixes(failure: Failure, purpose: str, values: Mapping[str, Any]) -> tuple[Fix, ...]:
+def _fixes(failure: Failure, purpose: str, values: Mapping[str, object]) -> tuple[Fix, ...]:
     if purpose != "checkpoint" and _is_older_view(failure):
         again = statements.changed(failure, lambda frame: source.view_again(frame, str(values["name"])))
         return (parts.fix("view_again", "preserved", values, lines=again),)

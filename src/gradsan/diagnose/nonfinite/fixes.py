@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from gradsan import source
 from gradsan.diagnose.failures import parts
@@ -30,7 +29,7 @@ _NOT_AT_THE_LINE = frozenset({"gradient_overflow", "learning_rate", "eps_zero", 
 
 
 def fixes(
-    birth: Birth, reason: str, operand: Operand | None, frame: Frame | None, values: Mapping[str, Any]
+    birth: Birth, reason: str, operand: Operand | None, frame: Frame | None, values: Mapping[str, object]
 ) -> tuple[Fix, ...]:
     """The fixes for ``birth`` with ``reason``; ``operand`` decided it, ``frame`` is the origin's line."""
     found: list[Fix] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from typing import Any
 
 from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
@@ -70,7 +71,7 @@ def functional_fast_weights(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         start = f"{fast} = dict({model}.named_parameters())\n{indent}"
         edits += [Edit.before(at_loop, start), Edit(source.span(inputs), f"list({fast}.values())")]
     lines = edited_lines(source, edits)
-    values = {**advice.summary.values, "model": model, "fast": fast}
+    values: dict[str, Any] = {**advice.summary.values, "model": model, "fast": fast}
     return (blocks.fix("functional_fast_weights", lines, **values),) if lines else ()
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.autograd.graph import Node
 
 from gradsan import _torch
 from gradsan.graph import naming, walk
@@ -59,7 +60,7 @@ class _Followed:
     joined: list[tuple[int | None, Any]] = field(default_factory=list)
     residuals: list[tuple[int | None, Any]] = field(default_factory=list)
     leaves: dict[int, Any] = field(default_factory=dict)
-    leaf: Any = None
+    leaf: _torch.weak_tensor | None = None
     is_data: bool = False
     calls: int = 0
 
@@ -216,14 +217,14 @@ class ConstantTerms(Finder):
             elif made.is_floating_point() and len(one.held) < _TENSORS_FOLLOWED:
                 one.held[id(made)] = _torch.weak_tensor(made)
 
-    def _note_residual(self, one: _Followed, node: Any, given: list[Any]) -> None:
+    def _note_residual(self, one: _Followed, node: Node, given: list[Any]) -> None:
         made_by = (_torch.grad_fn_of(tensor) for tensor in given if tensor.requires_grad)
         starts = [maker for maker in made_by if maker is not None]
         if not one.residuals and not one.outputs.isdisjoint(map(_torch.node_sequence, walk.engine_order(starts))):
             one.residuals.append((_torch.node_sequence(node), self._core.stack()))
 
 
-def _joined_at(one: _Followed, roots: tuple[Any, ...]) -> Any:
+def _joined_at(one: _Followed, roots: tuple[Node, ...]) -> Any:
     """Return the stack of the sum by which a constant became a part of this loss; None where none did."""
     if one.joined and not one.is_data:
         sums = set(sums_below(roots))
@@ -234,7 +235,7 @@ def _joined_at(one: _Followed, roots: tuple[Any, ...]) -> Any:
     return None
 
 
-def _holds(held: dict[int, Any], tensor: Any) -> bool:
+def _holds(held: dict[int, Any], tensor: torch.Tensor) -> bool:
     known = held.get(id(tensor))
     # A tensor returned by the forward of a custom Function gets its graph afterwards.
     return known is not None and known() is tensor and _torch.grad_fn_of(tensor) is None
@@ -252,7 +253,7 @@ def made_of(op: str, given: list[Any], result: Any) -> Iterator[tuple[Any, list[
             yield made, [one for one in given if _torch.storage_or_none(one) == _torch.storage_or_none(made)]
 
 
-def sums_below(roots: tuple[Any, ...]) -> Iterator[int]:
+def sums_below(roots: tuple[Node, ...]) -> Iterator[int]:
     """Yield the numbers of the sums above ``roots`` with only sums and constant factors in between."""
     for node in linear_below(roots):
         number = _torch.node_sequence(node)
@@ -260,10 +261,10 @@ def sums_below(roots: tuple[Any, ...]) -> Iterator[int]:
             yield number
 
 
-def linear_below(roots: tuple[Any, ...]) -> Iterator[Any]:
+def linear_below(roots: tuple[Node, ...]) -> Iterator[Any]:
     """Yield the Nodes of sums and constant factors above ``roots`` with only such Nodes in between."""
 
-    def is_linear(node: Any) -> bool:
+    def is_linear(node: Node) -> bool:
         inputs = sum(child is not None for child, _ in node.next_functions)
         return node.name() in SUMS or (node.name() in _SCALED and inputs < 2)
 

@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.graph import Node
 
 from gradsan import _torch
 from gradsan.detect.meaning.made import is_in_forward
@@ -89,12 +90,12 @@ class CutTerms(RoundDetector):
         self._joined: list[_Joined] = []
         self._left = self._notes(dict[int, tuple[Any, Cut]]())
 
-    def left(self, leaf: Any) -> Cut | None:
+    def left(self, leaf: torch.Tensor) -> Cut | None:
         """Return where what was computed from a leaf first left its graph before the first backward."""
         known = self._left.get(id(leaf))
         return known[1] if known is not None and known[0]() is leaf else None
 
-    def note_left(self, leaf: Any, cut: Cut) -> None:
+    def note_left(self, leaf: torch.Tensor, cut: Cut) -> None:
         """Note where what is computed from a leaf leaves its graph, if it is the first such place."""
         if self.left(leaf) is None:
             self._left[id(leaf)] = _torch.weak_tensor(leaf), cut
@@ -122,7 +123,7 @@ class CutTerms(RoundDetector):
             elif len(self._held) < _TENSORS_FOLLOWED and not _is_of_shape_only(op):
                 self._follow(op, made, given, held)
 
-    def _of(self, tensor: Any) -> _Held | None:
+    def _of(self, tensor: torch.Tensor) -> _Held | None:
         known = self._held.get(id(tensor))
         # A result of a custom Function's forward has a graph by now: that of the Function.
         return known if known is not None and known.weak() is tensor and _torch.grad_fn_of(tensor) is None else None
@@ -139,7 +140,7 @@ class CutTerms(RoundDetector):
         else:
             _are_data(cuts)
 
-    def _join(self, node: Any, made: Any, term: _Held) -> None:
+    def _join(self, node: Node, made: Any, term: _Held) -> None:
         facts = {**_torch.facts_of(made), "shape": ()}
         name = _name_of(term, sys._getframe(1))
         self._joined.append(_Joined(_torch.node_sequence(node), term.cuts, self._core.stack(), name, facts))
@@ -201,12 +202,12 @@ def numbers_below(*nodes: Any, most: int | None = _NODES_BELOW) -> tuple[int, ..
     return tuple(_below(nodes, most))
 
 
-def _leaves_near(node: Any) -> list[Any]:
+def _leaves_near(node: Node) -> list[Any]:
     found = _below((node,), _NODES_BELOW).values()
     return [leaf for one in found if (leaf := getattr(one, "variable", None)) is not None]
 
 
-def _below(nodes: tuple[Any, ...], most: int | None) -> dict[int, Any]:
+def _below(nodes: tuple[Node, ...], most: int | None) -> dict[int, Any]:
     waiting, found = collections.deque(nodes), dict[int, Any]()
     while waiting and (most is None or len(found) < most):
         one = waiting.popleft()

@@ -22,6 +22,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from torch.autograd.graph import Node
+
 from gradsan import _torch, source
 from gradsan.detect.kept_gradients import program_reads_gradients
 from gradsan.graph import naming, walk
@@ -205,7 +207,7 @@ def _gradient(leaf: Any) -> int:
     return 0 if leaf.grad is None or leaf.grad.is_sparse else int(_torch.storage_or_none(leaf.grad))
 
 
-def _terms(root: Any, is_reduced: bool = False) -> list[Any]:
+def _terms(root: Node, is_reduced: bool = False) -> list[Any]:
     """Return the Nodes of the terms of a loss, without constant factors; those of its elements, if it is a mean."""
     found: list[Any] = []
     waiting = [root]
@@ -220,7 +222,7 @@ def _terms(root: Any, is_reduced: bool = False) -> list[Any]:
     return found[::-1]
 
 
-def is_sum_or_multiple(node: Any, children: list[Any], is_reduced: bool = False) -> bool:
+def is_sum_or_multiple(node: Node, children: list[Any], is_reduced: bool = False) -> bool:
     """Whether a Node adds scalars (elements, if ``is_reduced``), or multiplies one by a constant."""
     name = node.name()
     return (is_reduced or is_scalar(node)) and (
@@ -228,7 +230,7 @@ def is_sum_or_multiple(node: Any, children: list[Any], is_reduced: bool = False)
     )
 
 
-def is_scalar(node: Any) -> bool:
+def is_scalar(node: Node) -> bool:
     """Whether a Node made one number."""
     info = _torch.output_info(node, 0)
     return info is not None and all(size == 1 for size in info[0])

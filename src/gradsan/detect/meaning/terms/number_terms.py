@@ -25,6 +25,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
+from torch.autograd.graph import Node
+
 from gradsan import _torch
 from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.detect.meaning.terms.constant_terms import SUMS, linear_below
@@ -241,7 +243,7 @@ def _floats(result: Any) -> Iterator[float]:
             yield from _floats(one)
 
 
-def _atoms(roots: tuple[Any, ...]) -> Iterator[int]:
+def _atoms(roots: tuple[Node, ...]) -> Iterator[int]:
     """Yield the numbers of the Nodes below the sums and constant factors of a value."""
     linear = list(linear_below(roots))
     ends = [child for node in linear for child, _ in node.next_functions if child is not None] or list(roots)
