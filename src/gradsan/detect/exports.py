@@ -20,7 +20,7 @@ import torch.utils.dlpack
 
 from gradsan import _torch
 from gradsan.model import Message
-from gradsan.record._writer_pure import caller
+from gradsan.record._writer_pure import is_called_from
 from gradsan.record.detector import Detector, Run, Sweep
 from gradsan.record.log import Core, RawStack
 from gradsan.record.patches import Patches, standing
@@ -181,7 +181,7 @@ class Exports(Detector):
             return
 
         def before(args: tuple[Any, ...], _: dict[str, Any]) -> None:
-            inner = name == "data_ptr" and caller(1).f_code.co_filename.startswith(folder)
+            inner = name == "data_ptr" and is_called_from(folder, 1)
             if args and not inner and not _torch.is_compiling():
                 stack = core.stack(1)
                 guard(lambda: self.hand_out(args[0], name, stack))

@@ -169,7 +169,7 @@ class Life(Detector):
             self._found(failure)
 
     def _note_cut_off(
-        self, optimizer: Optimizer, missing: list[Any], held: list[Any], counts: dict[str, int], frame: Any
+        self, optimizer: Optimizer, missing: list[Any], held: list[Any], counts: dict[str, int], frame: FrameType
     ) -> set[int]:
         """Await the parameters whose values were used, and left the graph there: a later backward may reach them."""
         from gradsan.detect.meaning.evidence import cut_off

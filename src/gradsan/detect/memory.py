@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
+from torch.optim.optimizer import Optimizer
 
 from gradsan import _torch
 from gradsan.detect.exports import Exports, Snapshots
@@ -274,7 +275,7 @@ class Uncounted(Detector):
         target = args[position] if len(args) > position else next(iter(kwargs.values()), None)
         self.log(target, "collective", name, "collective", stack)
 
-    def stepped(self, optimizer: Any) -> None:
+    def stepped(self, optimizer: Optimizer) -> None:
         """Log the writes of an optimizer's fused kernels in the step that has just ended."""
         core = self._core
         stack = core.stack()

@@ -165,7 +165,7 @@ def of_warning(recorder: Any, message: Any, category: type[Warning]) -> Failure 
         return None
     row, values = found
     core = recorder.core
-    frame: Any = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     frames: list[Any] = []
     while frame is not None and not _is_users(frame):
         frames.insert(0, frame)

@@ -182,7 +182,7 @@ def gather_hooked_modules(context: Context) -> tuple[Clue, ...]:
     return tuple(found.values())[:3]
 
 
-def _module_clue(name: str, module: Any, certain: bool) -> Clue:
+def _module_clue(name: str, module: nn.Module, certain: bool) -> Clue:
     return Clue("hooked_module", name=name or None, values={"module": type(module).__name__, "certain": certain})
 
 

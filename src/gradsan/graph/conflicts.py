@@ -30,7 +30,7 @@ def of_failure(
     steps: StepLog,
     backward: BackwardRecord,
     error: BaseException,
-    frame: Any = None,
+    frame: FrameType | None = None,
     backwards: BackwardLog | None = None,
 ) -> Conflict | None:
     """Return the conflict behind PyTorch's version error; None where neither graph nor log has its tensor.

@@ -16,7 +16,7 @@ from torch.autograd.graph import Node
 
 from gradsan import _torch
 from gradsan.model import ByteChange
-from gradsan.record._writer_pure import caller
+from gradsan.record._writer_pure import is_called_from
 from gradsan.record.log import Core, RawStack, has_native_core
 from gradsan.record.patches import Patches, standing
 
@@ -82,7 +82,7 @@ class KnownOutside:
 
         def opened(_: Any, args: tuple[Any, ...], __: dict[str, Any], ___: Any) -> None:
             # Torch itself uses pointers only to tell storages apart, such as all of a model when it is saved to a file.
-            if args and not (is_of_storage and caller(1).f_code.co_filename.startswith(folder)):
+            if args and not (is_of_storage and is_called_from(folder, 1)):
                 self._note(args[0])
 
         return self._core.listener(original, None, opened)

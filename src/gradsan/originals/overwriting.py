@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from gradsan import _torch
 from gradsan._collector import objects_of
@@ -62,7 +62,7 @@ class Overwriting:
         if self._core.tells_all_writes:
             self._guard(lambda: self._look_at(_torch.storage_or_none(tensor)))
 
-    def _stepped(self, optimizer: Any, *_: Any) -> None:
+    def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
         parameters = _torch.parameters_of(optimizer)
         for storage in dict.fromkeys(map(_torch.storage_or_none, parameters)):
             self._guard(lambda storage=storage: self._look_at(storage))  # type: ignore[misc]

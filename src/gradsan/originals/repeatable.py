@@ -11,7 +11,7 @@ import dis
 import functools
 import inspect
 import math
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -95,7 +95,7 @@ def _is_pure(function: FunctionType, on_context: frozenset[str]) -> bool:
         return False
     names = on_context | {"saved_tensors", "needs_input_grad"}
     instructions = [one for one in dis.get_instructions(code) if one.opname not in _IGNORED]
-    module: Any = None
+    module: ModuleType | None = None
     for position, one in enumerate(instructions):
         if one.opname not in _KNOWN or (one.opname == "BINARY_OP" and one.argrepr.endswith("=")):
             return False
@@ -153,7 +153,7 @@ def _is_method(name: str) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
-def _is_function(module: Any, name: str) -> bool:
+def _is_function(module: ModuleType, name: str) -> bool:
     """Whether a module's attribute is plain data, or a function that only reads its arguments."""
     found = getattr(module, name, None)
     if module is math or (isinstance(found, _PLAIN[:-1]) and found is not None):

@@ -124,7 +124,7 @@ def returned_by_hooks(
     return result
 
 
-def is_chain(module: Any) -> bool:
+def is_chain(module: nn.Module) -> bool:
     """Whether a module only calls its children, each on the result of the one before."""
     return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
 

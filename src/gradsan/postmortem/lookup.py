@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.optim.optimizer import Optimizer
 
 from gradsan import _torch
 from gradsan.graph.live import own_attribute
@@ -153,7 +154,7 @@ def is_optimizer(thing: Any) -> bool:
     return isinstance(thing, torch.optim.Optimizer)
 
 
-def memory_in_groups(optimizer: Any) -> frozenset[int]:
+def memory_in_groups(optimizer: Optimizer) -> frozenset[int]:
     """The storages of the parameters that an optimizer updates."""
     parameters = _torch.parameters_of(optimizer)
     return frozenset(memory for one in parameters for memory in of_thing(one).memory)

@@ -13,7 +13,7 @@ import weakref
 from array import array
 from collections import deque
 from collections.abc import Callable
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 from gradsan import _torch
@@ -131,7 +131,7 @@ class Core:
         """
         return self.stack_from(_writer_pure.caller(skip + 1))
 
-    def stack_from(self, frame: Any) -> Stack:
+    def stack_from(self, frame: FrameType | None) -> Stack:
         codes: list[CodeType] = []
         key: list[int] = []
         depth = 0

@@ -6,7 +6,7 @@ import copy
 import functools
 import signal
 import sys
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 
 from gradsan import _torch
@@ -282,16 +282,21 @@ _HERE = globals()
 
 def _called_by_optimizer(core: Any) -> bool:
     """Whether the caller is code of torch's optimizers, whose inner writes are accounted for per step."""
-    frame = caller()
-    return frame is not None and frame.f_code.co_filename.startswith(core.optimizer_folder)
+    return is_called_from(core.optimizer_folder)
 
 
-def caller(skip: int = 0) -> Any:
+def is_called_from(folder: str, skip: int = 0) -> bool:
+    """Whether the file of the caller, ``skip`` frames further out, lies in ``folder``."""
+    frame = caller(skip)
+    return frame is not None and frame.f_code.co_filename.startswith(folder)
+
+
+def caller(skip: int = 0) -> FrameType | None:
     """Return the frame of the caller, ``skip`` frames further out, not counting frames of wrappers.
 
     One call may pass several wrappers; the caller of the outermost one counts.
     """
-    frame: Any = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and (skip > 0 or frame.f_globals is _HERE):
         skip -= frame.f_globals is not _HERE
         frame = frame.f_back

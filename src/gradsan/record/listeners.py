@@ -84,7 +84,7 @@ class Listeners:
         core.on_leave = self._on_leave if self.after_backward else None
         core.on_nodes = self._on_nodes if self.after_nodes else None
 
-    def is_traced(self, entry: Any) -> bool:
+    def is_traced(self, entry: RawBackward) -> bool:
         """Whether torch.compile traces this call into the engine: its tensors are not the program's."""
         # Tracing runs within dispatch modes; cheap, as it is checked at every backward of every program.
         if not _torch.has_dispatch_modes():
@@ -97,7 +97,7 @@ class Listeners:
             found = self._traced[stack] = _torch.is_within_graph_capture(stack.codes)
         return found
 
-    def _on_enter(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _on_enter(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.is_traced(entry):
             return
         backward = as_backward(entry)
@@ -105,11 +105,11 @@ class Listeners:
             for listener in self.before_backward:
                 self.guard.run(partial(listener, backward, args, kwargs))
 
-    def _on_nonfinite(self, entry: Any) -> None:
+    def _on_nonfinite(self, entry: RawBackward) -> None:
         if self._nonfinite is not None and not self.is_traced(entry):
             self.guard.run(partial(self._nonfinite, as_backward(entry)))
 
-    def _on_leave(self, entry: Any) -> None:
+    def _on_leave(self, entry: RawBackward) -> None:
         if self.is_traced(entry):
             return
         backward = as_backward(entry)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from gradsan._errors import GradsanError
 from gradsan.model import Conflict, Copies, Evidence, Failure, Message, Moment, NonFinite, Seen
@@ -17,7 +17,7 @@ from gradsan.record.demands import Asked, Demands, Found
 from gradsan.record.guarding import Guard
 from gradsan.record.listeners import Listeners
 from gradsan.record.patches import Patches
-from gradsan.record.steps import Steps, moments
+from gradsan.record.steps import RawBackward, Steps, moments
 
 FINDINGS_KEPT = 1_000
 """The most conflicts, and the most failures, that are kept at a time."""
@@ -54,7 +54,7 @@ class Findings(Protocol):
     def copies(self) -> tuple[Copies, ...]:
         """Return the memory that copies of saved values took, by device."""
 
-    def backward_failed(self, entry: Any, error: BaseException) -> Conflict | Failure | None:
+    def backward_failed(self, entry: RawBackward, error: BaseException) -> Conflict | Failure | None:
         """Return the finding that explains ``error``, with which a backward has ended; None where there is none."""
 
     def program_ended_by(self, error: BaseException) -> None:
@@ -202,7 +202,7 @@ class Recorder:
             self.guard.run(partial(on_finding, finding))
         self.demands.on_new(finding)
 
-    def _on_failure(self, entry: Any, error: BaseException) -> None:
+    def _on_failure(self, entry: RawBackward, error: BaseException) -> None:
         found = self.watching.backward_failed(entry, error)
         for explainer in self.explainers:
             self.guard.run(partial(explainer, error, found))

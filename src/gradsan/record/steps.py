@@ -16,7 +16,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol
 
 from torch.autograd.graph import Node
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gradsan import _torch
 from gradsan.model import Moment
@@ -181,7 +181,7 @@ def running_here(core: Log) -> RawBackward | None:
     return next((one for one in reversed(running) if _torch.is_behind(node, read_backward(one).roots)), None)
 
 
-def read_backward(entry: Any) -> BackwardRecord:
+def read_backward(entry: RawBackward) -> BackwardRecord:
     """Convert an entry of ``core.running`` to a record."""
     clock, stack, thread, outputs, retain, accumulate = entry
     roots = tuple(root for root in map(_root_node, outputs) if root is not None)
@@ -255,7 +255,7 @@ class Settling:
         """The live optimizers that have made a step with gradients."""
         return list(self._seen)
 
-    def before_step(self, optimizer: Any) -> None:
+    def before_step(self, optimizer: Optimizer) -> None:
         """Check whether a backward has made gradients for this step, and whether some are missing."""
         if self._core.backwards and optimizer not in self._seen:
             missing = _without_gradient(optimizer)
@@ -265,7 +265,7 @@ class Settling:
             else:
                 self._seen.add(optimizer)
 
-    def after_step(self, optimizer: Any) -> None:
+    def after_step(self, optimizer: Optimizer) -> None:
         """Call ``first`` and ``fused`` if due; else ask the core to skip this optimizer from now on."""
         waited = self._waiting.pop(optimizer, None)
         if waited is not None:
@@ -291,7 +291,7 @@ class Settling:
             weakref.finalize(optimizer, self._core.settled.discard, id(optimizer)).atexit = False
 
 
-def _without_gradient(optimizer: Any) -> int:
+def _without_gradient(optimizer: Optimizer) -> int:
     with _torch.hushed():
         return sum(one.grad is None for one in _torch.parameters_of(optimizer))
 

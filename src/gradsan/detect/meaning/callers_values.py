@@ -10,6 +10,7 @@ from gradsan import _torch, source
 from gradsan.heuristics import is_named_in_place
 from gradsan.model import Frame, Site, Write
 from gradsan.record.ledger import RawWrite
+from gradsan.record.log import RawStack
 
 PAIRS_KEPT = 1024
 
@@ -66,7 +67,7 @@ class WritesToCallers:
         """Drop the stacks, at the start of a stretch of watching."""
         self._known.clear()
 
-    def has(self, raw: RawWrite, write: Write, stack: Any, read: Site) -> bool:
+    def has(self, raw: RawWrite, write: Write, stack: RawStack, read: Site) -> bool:
         """Whether a module's ``forward``, or a function whose result is used, wrote into a value its caller then read.
 
         ``stack`` is that of ``read``. The answer is read off the source: once, for a loop asks again in each round.

@@ -29,6 +29,7 @@ from gradsan import _torch, source
 from gradsan.model import Clue, Frame, Site
 from gradsan.record.detector import Finder, Run
 from gradsan.record.ledger import RawWrite
+from gradsan.record.log import RawStack
 from gradsan.record.stacks import is_user_file, symbolise
 from gradsan.record.steps import RawBackward
 
@@ -103,7 +104,7 @@ class ChangedAgain(Finder):
             if len(known) > 1 and all(raw.op in SCALES | SHIFTS | _BOUNDS for raw in known):
                 yield known
 
-    def _stack_of_place(self, stack: Any) -> Any:
+    def _stack_of_place(self, stack: RawStack) -> Any:
         """The first stack of the same places: CPython specialises instructions, which changes a call's offset."""
         if stack not in self._stacks:
             self._stacks[stack] = self._places.setdefault(symbolise(stack), stack)
@@ -185,7 +186,7 @@ def _is_shifted_on(ops: tuple[str, ...], is_own: list[bool]) -> bool:
     return bool(shifts) and len({op in _ADDS for op in shifts}) == 1 and not any(is_own)
 
 
-def is_loaded(stack: Any) -> bool:
+def is_loaded(stack: RawStack) -> bool:
     """Whether a data loader called the writing code."""
     return any(_is_of_loader(code.co_filename) for code in stack.codes)
 

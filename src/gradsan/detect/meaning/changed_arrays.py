@@ -23,6 +23,7 @@ from gradsan.detect.one_tensor.second_names import at_line
 from gradsan.model import Clue, Failure
 from gradsan.record.detector import Run
 from gradsan.record.ledger import RawWrite
+from gradsan.record.log import RawStack
 from gradsan.record.stacks import is_of_program, is_user_file, symbolise
 
 _PARTS, _ELEMENTS, _DISTINCT = 32, 2**14, 8
@@ -35,7 +36,7 @@ class _Lent(NamedTuple):
     root: weakref.ref[Any]
     clock: int
     storage: int
-    stack: Any
+    stack: RawStack
     numbers: torch.Tensor
     times: int
 
@@ -50,7 +51,7 @@ class ChangedArrays:
         self._factors: dict[Any, float] = {}
         self._described = False
 
-    def lent(self, array: Any, tensor: torch.Tensor, stack: Any) -> None:
+    def lent(self, array: Any, tensor: torch.Tensor, stack: RawStack) -> None:
         """Note an array that was passed to torch, which has made ``tensor`` of it."""
         root, place = _root_and_place(array)
         is_small = root is not None and torch.is_floating_point(tensor) and _DISTINCT <= tensor.numel() <= _ELEMENTS
@@ -81,7 +82,7 @@ class ChangedArrays:
         if before is not None:
             self._judge(before._replace(storage=storage), log[-1][1])
 
-    def _is_scaled_again(self, stack: Any, factor: float | None) -> bool:
+    def _is_scaled_again(self, stack: RawStack, factor: float | None) -> bool:
         """Whether ``factor`` is the earlier one at ``stack``, or a power of it, and far from 1.
 
         Code called by a data loader keeps no state in the data that might decay.
@@ -175,6 +176,6 @@ def _factor(before: torch.Tensor, now: torch.Tensor) -> float | None:
     return math.exp(least) if is_power else None
 
 
-def _own_code(stack: Any) -> Any:
+def _own_code(stack: RawStack) -> Any:
     """Return the program's own function at the top of a stack."""
     return next((code for code in stack.codes if is_user_file(code.co_filename)), None)

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from gradsan import _torch
 from gradsan.record import _writer_pure as writer_pure
 from gradsan.record.guarding import Guard
-from gradsan.record.log import Core
+from gradsan.record.log import Core, RawStack
 from gradsan.record.patches import Patches, standing
 
 _MEASURES = 1e5
@@ -30,7 +30,7 @@ class Clearing(NamedTuple):
     """A call of ``zero_grad``: clock, stack, and the leaves by ``id``."""
 
     clock: int
-    stack: Any
+    stack: RawStack
     op: str
     leaves: frozenset[int]
 
@@ -43,7 +43,7 @@ class Clip(NamedTuple):
     """
 
     clock: int
-    stack: Any
+    stack: RawStack
     op: str
     leaves: frozenset[int]
     storages: frozenset[int]
@@ -103,14 +103,14 @@ class ClipCalls:
 
         self._patches.set(owner, name, listed if lists else listener)
 
-    def _cleared(self, name: str, owner: Any, _: Any, stack: Any) -> None:
+    def _cleared(self, name: str, owner: Any, _: Any, stack: RawStack) -> None:
         held = owner.parameters() if isinstance(owner, nn.Module) else _torch.parameters_of(owner)
         self.clearings.append(Clearing(self._core.tick(), stack, name, frozenset(map(id, held))))
 
-    def _unscaled(self, name: str, scaler: Any, _: Any, stack: Any) -> None:
+    def _unscaled(self, name: str, scaler: Any, _: Any, stack: RawStack) -> None:
         self.unscaled.append((self._core.tick(), weakref.ref(scaler)))
 
-    def _clipped(self, name: str, given: Any, how: tuple[Any, bool], stack: Any) -> None:
+    def _clipped(self, name: str, given: Any, how: tuple[Any, bool], stack: RawStack) -> None:
         bound, is_run_out = how
         leaves = [given] if torch.is_tensor(given) else given
         if not all(type(one) in _torch.PLAIN_TENSORS for one in leaves):

@@ -18,7 +18,7 @@ from gradsan.detect.meaning.terms.cut_terms import Cut
 from gradsan.graph import naming
 from gradsan.model import Frame
 from gradsan.record.ledger import call_that_made
-from gradsan.record.log import Log
+from gradsan.record.log import Log, RawStack
 from gradsan.record.stacks import is_user_file, symbolise
 from gradsan.record.steps import RawBackward
 
@@ -264,7 +264,7 @@ def _inside(values: Iterable[Any], depth: int = 2) -> Iterator[Any]:
             yield value
 
 
-def _reads_gradients(stack: Any) -> bool:
+def _reads_gradients(stack: RawStack) -> bool:
     """Whether a file of the program on the stack reads some ``.grad``."""
     files = {code.co_filename for code in stack.codes if is_user_file(code.co_filename)}
     return any(map(source.reads_gradients, files))

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from torch.optim.optimizer import Optimizer
+
 from gradsan import _torch
 from gradsan.detect.meaning.made import Made, Making
 from gradsan.model import Clue
@@ -72,7 +74,9 @@ class IdleSchedules(Finder):
         """Return the learning rates of the live optimizers, by the clock at which these were made."""
         return {made.clock: _rates_of(one) for one, made in self._making.optimizers()}
 
-    def _judge(self, scheduler: Any, optimizer: Any, made: Made, step: StepRecord, rates: dict[int, list[Any]]) -> None:
+    def _judge(
+        self, scheduler: Any, optimizer: Optimizer, made: Made, step: StepRecord, rates: dict[int, list[Any]]
+    ) -> None:
         known = {id(one): (one, where) for one, where in self._making.optimizers()}
         other = known.get(step.identity)
         # An optimizer that wraps another shares its groups.
@@ -95,6 +99,6 @@ class IdleSchedules(Finder):
         self._report_at(ROW, step.stack, *clues)
 
 
-def _rates_of(optimizer: Any) -> list[Any]:
+def _rates_of(optimizer: Optimizer) -> list[Any]:
     rates = [group.get("lr") for group in optimizer.param_groups]
     return [float(one) if isinstance(one, int | float) else id(one) for one in rates]

@@ -24,6 +24,7 @@ from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
 from gradsan.record.detector import Finder, Guard, Run
 from gradsan.record.ledger import RawWrite, call_that_made
+from gradsan.record.log import RawStack
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
@@ -47,7 +48,7 @@ class _Hooked:
     number: int | None
     alive: Any
     clock: int
-    stack: Any
+    stack: RawStack
     thread: int
     calls: int = 0
     failure: Failure | None = None
@@ -86,7 +87,7 @@ class LostHooks(Finder):
             self._report(one)
         self.forget()
 
-    def _remember(self, tensor: torch.Tensor, handle: Any, stack: Any) -> None:
+    def _remember(self, tensor: torch.Tensor, handle: Any, stack: RawStack) -> None:
         if type(tensor) not in _torch.PLAIN_TENSORS or tensor._base is None or stack in self._described:
             return
         if tensor.grad_fn is None or len(self._waiting) >= _KEPT:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -18,12 +19,13 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from gradsan import _torch
 from gradsan.record.detector import Detector, Run
 from gradsan.record.guarding import numbered_apart
+from gradsan.record.log import RawStack
 from gradsan.record.patches import Patches, standing
 
 _LATE_KEPT, _PLACES_KEPT, _TIMES = 4_096, 64, 3
 
 
-def is_in_forward(stack: Any) -> bool:
+def is_in_forward(stack: RawStack) -> bool:
     """Whether a module's call is on the stack."""
     return any(_torch.is_module_call(code.co_filename) and code.co_name == "_call_impl" for code in stack.codes)
 
@@ -33,7 +35,7 @@ class Made(NamedTuple):
 
     weak: Any
     clock: int
-    stack: Any
+    stack: RawStack
 
 
 class Making(Detector):
@@ -82,7 +84,7 @@ class Making(Detector):
         if "__init__" in vars(ReduceLROnPlateau):
             self._watch(patches, guard, ReduceLROnPlateau, "__init__", self._scheduled)
 
-        def registered(module: Any, name: str, parameter: Any) -> None:
+        def registered(module: nn.Module, name: str, parameter: Any) -> None:
             if self._optimizers and parameter is not None:
                 stack = self._core.stack(1)
                 guard(lambda: self._registered(module, name, parameter, stack))
@@ -114,23 +116,23 @@ class Making(Detector):
         guard(lambda: self._note_run_out(args, kwargs, stack))
         return True
 
-    def _note_run_out(self, args: tuple[Any, ...], kwargs: dict[str, Any], stack: Any) -> None:
+    def _note_run_out(self, args: tuple[Any, ...], kwargs: dict[str, Any], stack: RawStack) -> None:
         group = args[1] if len(args) > 1 else kwargs.get("param_group")
         given = group.get("params") if isinstance(group, dict) else None
         if _torch.is_empty_generator(given, None):
             self.run_out = Made(weakref.ref(args[0]), self._core.clock, stack)
 
-    def _grouped(self, optimizer: Any, stack: Any) -> None:
+    def _grouped(self, optimizer: Optimizer, stack: RawStack) -> None:
         if id(optimizer) not in self._optimizers or self._optimizers[id(optimizer)].weak() is not optimizer:
             self._prune(self._optimizers)
             self._optimizers[id(optimizer)] = Made(weakref.ref(optimizer), self._core.tick(), stack)
         self.on_group(optimizer)
 
-    def _scheduled(self, scheduler: Any, stack: Any) -> None:
+    def _scheduled(self, scheduler: Any, stack: RawStack) -> None:
         self._prune(self._schedulers)
         self._schedulers[id(scheduler)] = Made(weakref.ref(scheduler), self._core.clock, stack)
 
-    def _registered(self, module: Any, name: str, parameter: Any, stack: Any) -> None:
+    def _registered(self, module: nn.Module, name: str, parameter: Any, stack: RawStack) -> None:
         if is_in_forward(stack):
             place = (*stack.codes, name)
             if place in self._in_calls or len(self._in_calls) < _PLACES_KEPT:

@@ -29,6 +29,7 @@ from gradsan.graph import naming, walk
 from gradsan.model import Clue
 from gradsan.record.detector import Finder, Run
 from gradsan.record.ledger import site_that_made
+from gradsan.record.log import RawStack
 from gradsan.record.steps import RawBackward, read_backward
 
 PARAMETER = "parameter_behind_flat"
@@ -40,7 +41,7 @@ _LEAVES, _TERMS = 4_096, 32
 class _Stopped:
     """The parameters behind one operation, by ``id``, with their names; ``seen`` at a first step."""
 
-    stack: Any
+    stack: RawStack
     flat: Clue
     leaves: dict[int, tuple[Any, str | None, dict[str, Any]]] = field(default_factory=dict)
     seen: dict[int, Any] = field(default_factory=dict)

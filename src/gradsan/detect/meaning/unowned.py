@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch.autograd.graph import Node
+from torch.optim.optimizer import Optimizer
 
 from gradsan import _torch
 from gradsan.detect.meaning.made import Making
@@ -85,7 +86,7 @@ class Unowned(Finder):
         super().forget()
         self._lines = 0
 
-    def _grouped(self, optimizer: Any) -> None:
+    def _grouped(self, optimizer: Optimizer) -> None:
         for one in _torch.parameters_of(optimizer):
             self._dismiss(one)
 

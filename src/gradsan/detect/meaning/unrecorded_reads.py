@@ -31,6 +31,7 @@ from gradsan.overlap import overlap
 from gradsan.record import ledger
 from gradsan.record.detector import Run
 from gradsan.record.ledger import QUIET_KINDS, RawWrite
+from gradsan.record.log import RawStack
 from gradsan.record.stacks import is_of_program, is_own_file, is_user_file, symbolise, within_torch
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -50,7 +51,7 @@ class _Read(NamedTuple):
     clock: int
     sequence: int
     op: str
-    stack: Any
+    stack: RawStack
     raw: RawWrite | None
     facts: dict[str, Any]
     part: Part
@@ -58,7 +59,7 @@ class _Read(NamedTuple):
 
 
 class _Due(NamedTuple):
-    stack: Any
+    stack: RawStack
     failure: Failure
     arrival: Arrival
 
@@ -245,7 +246,7 @@ def _made_before(node: Node | None, sequence: int) -> int | None:
     return None
 
 
-def _is_of_program(stack: Any, *, is_handed_out: bool) -> bool:
+def _is_of_program(stack: RawStack, *, is_handed_out: bool) -> bool:
     """Whether the program's code is at the top of a stack; deep mode has a wrapper around export functions."""
     if not is_handed_out:
         return is_of_program(stack)

@@ -24,6 +24,7 @@ from gradsan.model import Birth, Born, Message, NonFinite, NonFiniteSeen
 from gradsan.record.log import Core, RawStack
 from gradsan.record.patches import Patches
 from gradsan.record.stacks import symbolise
+from gradsan.record.steps import RawBackward
 from gradsan.record.user_hooks import TensorHooks
 
 _MOST = 100
@@ -99,7 +100,7 @@ class NonFiniteSearch:
         self._core.on_result = None
         self._backward.stop()
 
-    def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Check the loss, and register the checks of gradients; as ``listeners.BeforeBackward``."""
         clock, stack, outputs = entry[0], entry[1], entry[3]
         if _torch.is_transformed():
@@ -113,7 +114,7 @@ class NonFiniteSearch:
         elif all(_torch.has_values(one) for one in outputs if _torch.is_tensor(one)):
             self._quietly(lambda: self._begin(clock, stack, outputs, [one for one in outputs if _is_bad(one)]))
 
-    def after_backward(self, entry: Any) -> None:
+    def after_backward(self, entry: RawBackward) -> None:
         """Collect the gradients that a backward has left in ``.grad``; as ``listeners.AfterBackward``."""
         if not self._backward.has(entry[0]):
             return
@@ -126,7 +127,7 @@ class NonFiniteSearch:
             self._rounds += 1
             self._pending_loss = None
 
-    def failed(self, entry: Any, error: BaseException) -> None:
+    def failed(self, entry: RawBackward, error: BaseException) -> None:
         """Report the origin where a backward failed because of a NaN; anomaly mode does that."""
         origins = self._backward.given(entry[0]) if _VALUES.search(str(error)) is not None else []
         if origins and not self._found:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gradsan import _torch
 from gradsan.detect.nonfinite.origins import Origin, Origins
@@ -54,14 +54,14 @@ class Updates:
     def install(self, patches: Patches, run: Callable[[Callable[[], None]], None]) -> None:
         """Check parameters after every step from now on, under ``run``."""
 
-        def after(optimizer: Any, args: Any, kwargs: Any) -> None:
+        def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             if all(_torch.is_seen_finite(one) for one in _parameters(optimizer)):
                 self._on_harmless_step(self._count(optimizer))
                 return
             stack = self._core.stack(0)
             run(lambda: self._stepped(optimizer, stack))
 
-        def before(optimizer: Any, args: Any, kwargs: Any) -> None:
+        def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             # Parameters that were not finite before the first step are not this step's fault.
             if optimizer not in self._rounds:
                 run(lambda: self._note_before(optimizer))
@@ -74,13 +74,13 @@ class Updates:
         self._spoilt.clear()
         self.steps = 0
 
-    def _note_before(self, optimizer: Any) -> None:
+    def _note_before(self, optimizer: Optimizer) -> None:
         self._rounds[optimizer] = [0]
         for parameter in _parameters(optimizer):
             if _torch.is_nonfinite(parameter):
                 self._spoil(parameter)
 
-    def _stepped(self, optimizer: Any, stack: RawStack) -> None:
+    def _stepped(self, optimizer: Optimizer, stack: RawStack) -> None:
         number = self._count(optimizer)
         fresh = [one for one in _parameters(optimizer) if not self._is_spoilt(one) and _torch.is_nonfinite(one)]
         if not fresh:
@@ -96,13 +96,13 @@ class Updates:
         else:
             self._on_consumed(fresh, [self._update(optimizer, fresh[0], stack, name)], stack, name, number)
 
-    def _count(self, optimizer: Any) -> int:
+    def _count(self, optimizer: Optimizer) -> int:
         count = self._rounds.setdefault(optimizer, [0])
         count[0] += 1
         self.steps += 1
         return count[0] - 1
 
-    def _update(self, optimizer: Any, parameter: torch.Tensor, stack: RawStack, name: str) -> Origin:
+    def _update(self, optimizer: Optimizer, parameter: torch.Tensor, stack: RawStack, name: str) -> Origin:
         facts = Searched(parameter)
         gradient = [] if parameter.grad is None else [("grad", parameter.grad)]
         groups = [group for group in optimizer.param_groups if any(one is parameter for one in group["params"])]
@@ -137,5 +137,5 @@ class Updates:
         return self._spoilt.get(id(parameter)) is parameter
 
 
-def _parameters(optimizer: Any) -> list[Any]:
+def _parameters(optimizer: Optimizer) -> list[Any]:
     return [one for one in _torch.parameters_of(optimizer) if _torch.is_tensor(one)]

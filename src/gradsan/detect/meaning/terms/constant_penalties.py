@@ -26,6 +26,7 @@ from gradsan.graph import walk
 from gradsan.model import Clue
 from gradsan.record.detector import Run
 from gradsan.record.ledger import RawWrite
+from gradsan.record.log import RawStack
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -43,7 +44,7 @@ _BY_ELEMENT = frozenset(
 class _Origin(NamedTuple):
     """A read of parameters: its stack, and weak references to them."""
 
-    stack: Any
+    stack: RawStack
     parameters: tuple[Any, ...]
 
 

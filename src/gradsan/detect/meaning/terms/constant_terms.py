@@ -26,6 +26,7 @@ from gradsan import _torch
 from gradsan.graph import naming, walk
 from gradsan.model import Clue
 from gradsan.record.detector import Finder, Run
+from gradsan.record.log import RawStack
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
@@ -52,7 +53,7 @@ class _Followed:
     ``leaf`` the one whose gradient was read first.
     """
 
-    stack: Any
+    stack: RawStack
     thread: int
     facts: dict[str, Any]
     outputs: frozenset[int | None]

@@ -32,6 +32,7 @@ from gradsan.detect.meaning.terms.constant_terms import LISTED, SUMS, made_of, s
 from gradsan.graph import naming
 from gradsan.model import Clue
 from gradsan.record.detector import Run
+from gradsan.record.log import RawStack
 from gradsan.record.stacks import is_called_by_program, symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -52,7 +53,7 @@ class Cut:
     ``is_data`` says whether values computed from it are more than a term.
     """
 
-    stack: Any
+    stack: RawStack
     op: str
     sources: tuple[int, ...]
     how: str
@@ -74,7 +75,7 @@ class _Held(NamedTuple):
 class _Joined(NamedTuple):
     number: int | None
     cuts: tuple[Cut, ...]
-    stack: Any
+    stack: RawStack
     name: str | None
     facts: dict[str, Any]
 

@@ -30,6 +30,7 @@ from gradsan.graph import naming, walk
 from gradsan.model import Clue, Site
 from gradsan.record.detector import Finder, Run
 from gradsan.record.ledger import RawWrite, call_that_made
+from gradsan.record.log import RawStack
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -50,7 +51,7 @@ class _Term:
     place: Any
     clock: int
     thread: int
-    stack: Any
+    stack: RawStack
     leaves: list[Any]
     storages: list[int]
     gradients: list[int]

@@ -33,6 +33,7 @@ from gradsan.detect.meaning.terms.constant_terms import SUMS, linear_below
 from gradsan.detect.meaning.terms.cut_terms import ROW, Cut, CutTerms, numbers_below
 from gradsan.model import Clue, Frame
 from gradsan.record.detector import Run
+from gradsan.record.log import RawStack
 from gradsan.record.stacks import is_of_program, symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -57,7 +58,7 @@ class _Taken:
     that the line's values are sums or multiples of.
     """
 
-    stack: Any
+    stack: RawStack
     op: str
     below: tuple[int, ...]
     atoms: frozenset[int] = frozenset()
@@ -117,7 +118,7 @@ class NumberTerms(RoundDetector):
             stack = self._core.stack(1)
             self._listeners.guard.run_hushed(lambda: self._note(name, args[0], result, stack))
 
-    def _note(self, name: str, tensor: Any, result: Any, stack: Any) -> None:
+    def _note(self, name: str, tensor: Any, result: Any, stack: RawStack) -> None:
         values = list(_floats(result))
         if not values or not is_of_program(stack):
             return
@@ -194,7 +195,7 @@ class NumberTerms(RoundDetector):
             if any(_is_near(abs(one), each, _EQUAL) for one in values for v in own for each in (abs(v), 1 / abs(v))):
                 self._data.add(line)
 
-    def _is_the_same(self, line: _Key, taken: _Taken, stack: Any, use: _Use) -> bool:
+    def _is_the_same(self, line: _Key, taken: _Taken, stack: RawStack, use: _Use) -> bool:
         """Whether the rounds so far show that the used number is a multiple of the one taken."""
         found = False
         for which, value in (("last", taken.last), ("total", taken.total)):
@@ -213,7 +214,7 @@ class NumberTerms(RoundDetector):
             found = found or ((is_same or is_here) and is_term)
         return found
 
-    def _tell(self, entry: RawBackward, taken: _Taken, stack: Any, use: _Use) -> None:
+    def _tell(self, entry: RawBackward, taken: _Taken, stack: RawStack, use: _Use) -> None:
         self._described.add(stack)
         values = {**use.facts, "how": "number"}
         self._report_at(
