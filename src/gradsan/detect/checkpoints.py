@@ -30,17 +30,20 @@ from gradsan.record.log import RawStack
 from gradsan.record.patches import Patches
 from gradsan.record.stacks import is_own_file, symbolise
 
+_COMPARED = 2
+"""The calls of a function that writes what it reaches whose values are compared outside deep mode."""
 Guard = Callable[[Callable[[], object]], None]
 Fingerprints = tuple[Fingerprint | None, ...]
 
 
 class _Forward(NamedTuple):
-    """A running checkpointed function: the frame that checkpoint made for it, its arguments, the site of the call."""
+    """A running checkpointed function: the frame that checkpoint made for it, its arguments, the site and the time."""
 
     frame: FrameType
     args: Sequence[Any]
     inputs: Fingerprints
     stack: RawStack
+    clock: int
 
 
 class Checkpoints(Detector):
@@ -62,6 +65,7 @@ class Checkpoints(Detector):
         self._changes: weakref.WeakKeyDictionary[Any, list[Change]] = weakref.WeakKeyDictionary()
         self._altered: weakref.WeakSet[Any] = weakref.WeakSet()
         self._tally = Tally()
+        self._compared: dict[Any, int] = {}
         self._local = threading.local()
 
     def install(self, patches: Patches, guard: Guard) -> None:
@@ -70,7 +74,7 @@ class Checkpoints(Detector):
         if module is not None:
             self._watch_forwards(patches, guard, *module)
             self._watch_frames(patches, guard, module[1])
-            compare_values(patches, lambda: self.compares_values and self._core.active, self._tally)
+            compare_values(patches, self._is_comparing, self._tally)
         if function is not None:
             self._watch_reentrant(patches, guard, function)
 
@@ -94,8 +98,9 @@ class Checkpoints(Detector):
 
         def saved(_: Any, args: tuple[Any, ...], __: dict[str, Any], ___: Any) -> None:
             frame, *given = args
+            local.compares = self._is_due(frame)
             inputs = self._inputs(guard, given)
-            local.saved = None if _torch.is_compiling() else _Forward(frame, given, inputs, core.stack(1))
+            local.saved = None if _torch.is_compiling() else _Forward(frame, given, inputs, core.stack(1), core.clock)
 
         def made(_: Any, args: tuple[Any, ...], __: dict[str, Any], ___: Any) -> None:
             forward: _Forward | None = getattr(local, "saved", None)
@@ -105,6 +110,7 @@ class Checkpoints(Detector):
 
         def left(_: Any, args: tuple[Any, ...], __: dict[str, Any], ___: Any) -> None:
             forward = forwards.pop(args[0], None)
+            local.compares = False
             if forward is not None and args[1] is None:
                 guard(lambda: self._begin(forward))
 
@@ -119,6 +125,7 @@ class Checkpoints(Detector):
         def loaded(_: Any, args: tuple[Any, ...], __: dict[str, Any], arguments: Any) -> None:
             frame = args[0]
             call = self._calls.get(frame)
+            self._local.compares = self._is_due(frame)
             if call is not None:
                 guard(lambda: self._examine(call, frame, arguments))
                 if call.inputs:
@@ -130,6 +137,9 @@ class Checkpoints(Detector):
 
         def checked(noted: Any, args: tuple[Any, ...], _: dict[str, Any], __: Any) -> None:
             frame, (call, found) = args[0], noted
+            if getattr(self._local, "compares", False) and call is not None:
+                self._compared[call.code] += 1
+            self._local.compares = False
             if call is not None and found is not None:
                 guard(lambda: self._report(call, found, None if frame in self._altered else self._verdict(frame)))
 
@@ -191,12 +201,20 @@ class Checkpoints(Detector):
                 guard(lambda: found.extend(_fingerprints(args)))
         return tuple(found)
 
+    def _is_comparing(self) -> bool:
+        return (self.compares_values or getattr(self._local, "compares", False)) and self._core.active
+
+    def _is_due(self, frame: FrameType) -> bool:
+        """Whether the values of a call are to be compared in any mode: its function has written what it reaches."""
+        called = _torch.recomputed_call(frame) if self._compared else None
+        return called is not None and self._compared.get(recomputation.code_of(called[0]), _COMPARED) < _COMPARED
+
     def _begin(self, forward: _Forward) -> None:
         called = _torch.recomputed_call(forward.frame)
         if called is not None:
             function, keywords = called
             arguments = {**_by_name(function, forward.args), **keywords}
-            self._remember(forward.frame, function, arguments, forward.stack, inputs=forward.inputs)
+            self._remember(forward.frame, function, arguments, forward.stack, (), forward.inputs, forward.clock)
 
     def _begin_reentrant(
         self, node: Node, function: Any, args: tuple[Any, ...], result: Any, stack: RawStack, inputs: Fingerprints
@@ -214,6 +232,7 @@ class Checkpoints(Detector):
         stack: RawStack,
         values: Fingerprints = (),
         inputs: Fingerprints = (),
+        since: int | None = None,
     ) -> None:
         name = recomputation.name_of(function)
         try:
@@ -221,7 +240,11 @@ class Checkpoints(Detector):
         except TooMuchError:
             self._note(Message("blind.checkpoint_reaches_much", {"name": name}))
             marks = {}
-        self._calls[key] = Call(name, recomputation.code_of(function), stack, self._core.tick(), marks, values, inputs)
+        code, core = recomputation.code_of(function), self._core
+        own = {} if since is None else recomputation.own_writes(core, marks, since)
+        if own:
+            self._compared.setdefault(code, 0)
+        self._calls[key] = Call(name, code, stack, core.tick(), marks, values, inputs, own)
 
     def _examine(self, call: Call, frame: FrameType, arguments: Iterable[Any]) -> None:
         """Compare values as a recomputation begins; changes are reported after it, unless checkpoint itself raises."""
@@ -243,6 +266,7 @@ class Checkpoints(Detector):
 
     def _report(self, call: Call, found: list[Change], same: bool | None) -> None:
         """Report the changes; ``same`` says whether the recomputed values are the same, None if not compared."""
+        found = found or (recomputation.changed_itself(call) if same is False else [])
         changes: list[Change | None] = [*found] if found or same is not False else [None]
         for change in changes:
             writes = change.written.writes if change is not None and change.written is not None else ()

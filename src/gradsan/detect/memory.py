@@ -70,8 +70,10 @@ class Uncounted(Detector):
         self._sweep = Sweep()
         self.on_replaced: Callable[[Any, Any, Any, Any], None] = lambda tensor, given, before, stack: None
         """Called with a tensor that gets other memory, the value given, what it had before, and the stack."""
-        self.on_given_again: Callable[[Any, Any], None] = lambda tensor, stack: None
-        """Called with a tensor that gets the same memory again, and the stack; with None where ``.data`` is read."""
+        self.on_given_again: Callable[[Any, Any, Any], None] = lambda tensor, given, stack: None
+        """Called with a tensor that gets the same memory again, the value given, and the stack."""
+        self.on_data_read: Callable[[Any], None] = lambda tensor: None
+        """Called with a tensor whose ``.data`` is read."""
 
     def open(self, holder: Any, way: str, stack: RawStack) -> int:
         """Note that the memory of ``holder`` (a tensor or a storage) can be written past the counter from now on."""
@@ -215,9 +217,9 @@ class Uncounted(Detector):
                 stack = core.stack(1)
                 guard(lambda: self._replace(tensor, stack))
                 guard(lambda: self.on_replaced(tensor, args[1], before, stack))
-            elif self.replacement_of(tensor) is not None:
+            elif args[1] is not tensor:
                 stack = core.stack(1)
-                guard(lambda: self.on_given_again(tensor, stack))
+                guard(lambda: self.on_given_again(tensor, args[1], stack))
 
         get = core.listener(descriptor.__get__, asked, None)
         put = core.listener(descriptor.__set__, lambda args, _: unseen(args[0]), given)
@@ -226,7 +228,7 @@ class Uncounted(Detector):
     def _open_data(self, tensor: torch.Tensor, stack: RawStack) -> None:
         if self.open(tensor, "data_attribute", stack):
             self.snapshots.take(tensor, stack)
-        self.on_given_again(tensor, None)
+        self.on_data_read(tensor)
 
     def _replace(self, tensor: torch.Tensor, stack: RawStack) -> None:
         core = self._core

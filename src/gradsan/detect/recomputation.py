@@ -10,6 +10,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -21,9 +22,11 @@ from gradsan.graph import conflicts, naming
 from gradsan.graph.reached import PLAIN, reached
 from gradsan.model import Conflict, Name, Region, Save, TensorInfo
 from gradsan.originals.originals import fits_its_memory
+from gradsan.record import ledger
+from gradsan.record.ledger import RawWrite
 from gradsan.record.log import Log, RawStack
 from gradsan.record.patches import Patches
-from gradsan.record.stacks import definition_site, symbolise
+from gradsan.record.stacks import definition_site, is_of_program, symbolise
 from gradsan.record.steps import StepLog
 
 WAY = "checkpoint_closure"
@@ -43,7 +46,8 @@ class Mark(NamedTuple):
 class Call(NamedTuple):
     """A checkpointed call whose backward is still to come. ``values`` are fingerprints of its results, in deep mode.
 
-    ``inputs`` are those of its arguments if saved-tensor hooks of the program's keep them.
+    ``inputs`` are those of its arguments if saved-tensor hooks of the program's keep them. ``own`` are its writes to
+    what it reaches, by the path there.
     """
 
     name: str
@@ -53,6 +57,7 @@ class Call(NamedTuple):
     marks: dict[str, Mark]
     values: tuple[Fingerprint | None, ...] = ()
     inputs: tuple[Fingerprint | None, ...] = ()
+    own: Mapping[str, tuple[RawWrite, ...]] = MappingProxyType({})
 
 
 class Change(NamedTuple):
@@ -98,6 +103,28 @@ def compare(notes: Notes, call: Call, function: Any, arguments: Mapping[str, Any
         if writer not in writers and len(found) < _SHOWN_OF_ONE_CALL:
             writers.add(writer)
             found.append(change)
+    return found
+
+
+def own_writes(log: Log, marks: Mapping[str, Mark], since: int) -> dict[str, tuple[RawWrite, ...]]:
+    """Return the program's writes since a function began, by the path that leads to the written tensor from it."""
+    paths = {mark.noted.storage: path for path, mark in reversed(marks.items()) if mark.noted is not None}
+    found: dict[str, list[RawWrite]] = {}
+    for raw in map(RawWrite._make, log.writes_after(since) if paths else ()):
+        if raw.storage in paths and is_of_program(raw.stack):
+            found.setdefault(paths[raw.storage], []).append(raw)
+    return {path: tuple(raws) for path, raws in found.items()}
+
+
+def changed_itself(call: Call) -> list[Change]:
+    """Return what the function had written itself, as the change that made its recomputation another one."""
+    found = []
+    for path, raws in call.own.items():
+        noted = call.marks[path].noted
+        value = None if noted is None else noted.weak()
+        if noted is not None and value is not None:
+            writes = tuple(map(ledger.as_write, raws))
+            found.append(Change(path, value, Overwritten(_info(value), writes, noted.version, None, 0)))
     return found
 
 

@@ -91,8 +91,8 @@ _NAMES = {
         "is_read_afterwards is_read_between keep_graph reads_what_it_binds shape_bound_at walked_over"
     ),
     "targets": (
-        "Operation assigned_data mixed_operand operand_expressions operation_at own_difference target_and_operand "
-        "written_expression"
+        "Operation assigned_data called_operand mixed_operand operand_expressions operation_at own_difference "
+        "target_and_operand written_expression"
     ),
     "tree": "is_cell source_line source_lines",
     "writing": (

@@ -117,10 +117,12 @@ def second_name(frame: Frame, written: str) -> SecondName | None:
     """The other name of the tensor that the statement at ``frame`` changes in place as ``written``; else None."""
     statement = statement_at(frame)
     scope = None if statement is None else statement.scope
-    if statement is None or not written.isidentifier() or scope is None:
+    if statement is None or scope is None:
         return None
     statements = statements_of(scope)
-    return _by_name(statement, written, scope, statements) or _by_list(statement, written, statements)
+    # What else may bind an attribute is not known; a list keeps it whatever its name.
+    by_name = _by_name(statement, written, scope, statements) if written.isidentifier() else None
+    return by_name or _by_list(statement, written, statements)
 
 
 def argument_read_later(call: Frame, name: str, is_second_name: bool = False) -> SecondName | None:

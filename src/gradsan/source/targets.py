@@ -156,6 +156,14 @@ def operand_expressions(frame: Frame) -> list[str]:
     return list(dict.fromkeys(source.text(node) for node in found))
 
 
+def called_operand(frame: Frame) -> str | None:
+    """``quantised(w)`` of ``quantised(w) - w``: the only call among the operands of a difference; None without one."""
+    expression = expression_at(frame)
+    operands = [] if expression is None else _operands(expression.source, expression)
+    calls = [one for one in operands if isinstance(one, ast.Call)]
+    return expression.source.text(calls[0]) if expression is not None and len(calls) == 1 < len(operands) else None
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
     """The operation of a line: ``called``, its callee (``torch.exp``, ``self.fc``, ``@``), and its operands in order.

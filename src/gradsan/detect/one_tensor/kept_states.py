@@ -59,7 +59,7 @@ class KeptStates(Finder):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self._on_older = run.get(OwnOperands).state_taken
+        self._operands = run.get(OwnOperands)
         self._states = self._notes(list[_State]())
         self._given_own = self._notes(dict[Any, int]())
         self._searches = 0
@@ -78,21 +78,28 @@ class KeptStates(Finder):
                 stack, frame = core.stack(1), sys._getframe(1)
                 guard(lambda: self._given(args[0], state, stack, frame))
 
-        def taken(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if args and self._states and not _torch.is_compiling():
+        def taken(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool | None:
+            is_due = bool(args and self._states) and not _torch.is_compiling()
+            if is_due:
                 stack, frame = core.stack(1), sys._getframe(1)
                 state = args[1] if len(args) > 1 else kwargs.get("state_dict")
                 guard(lambda: self._taken(args[0], state, stack, frame))
+            return self._operands.has_read(args[0].parameters()) if is_due and kwargs.get("assign") is True else None
+
+        def has_taken(is_read: bool | None, args: tuple[Any, ...], _: dict[str, Any], __: Any) -> None:
+            if is_read is not None:
+                stack = core.stack(1)
+                guard(lambda: self._assigned(args[0], stack, is_read))
 
         patches.set(nn.Module, "state_dict", core.listener(give, None, given))
-        patches.set(nn.Module, "load_state_dict", core.listener(take, taken, None))
+        patches.set(nn.Module, "load_state_dict", core.listener(take, taken, has_taken))
 
     def _given(self, module: nn.Module, state: Any, stack: RawStack, frame: FrameType) -> None:
         if not is_of_program(stack) or not isinstance(state, Mapping):
             return
         self._compare(module, stack, frame)
         if any(one.module() is module and one.tensor() is not None for one in self._states):
-            self._on_older()
+            self._operands.state_taken()
         tensors = [one for one in state.values() if type(one) in _torch.PLAIN_TENSORS and _torch.storage_or_none(one)]
         noted = tuple((weakref.ref(one), int(one._version)) for one in tensors[:_TENSORS])
         kept = [one for one in self._states if any(weak() is not None for weak, _ in one.tensors)]
@@ -136,6 +143,21 @@ class KeptStates(Finder):
         if holders[0] is holders[1] and value_of(running, named) is module:
             written = Clue("written", site, name=taker, op="load_state_dict", values=_torch.facts_of(tensor))
             self._found(Failure("own_operand", "", "", site, (written, Clue("read", site, name=named)), raised=False))
+
+    def _assigned(self, module: nn.Module, stack: RawStack, is_read: bool) -> None:
+        """Check a module that takes another's tensors themselves, and read the ones before when they were trained."""
+        self._operands.shares(module.parameters())
+        if not is_read or stack in self._described or not is_of_program(stack):
+            return
+        self._described.add(stack)
+        site = symbolise(stack)
+        frame = site.user_frame
+        taker, named = (None, None) if frame is None else (source.method_receiver(frame), source.state_given(frame))
+        if taker is None or named is None or taker == named:
+            return
+        facts = _torch.facts_of(next(module.parameters()))
+        written = Clue("written", site, name=taker, op="load_state_dict", values=facts)
+        self._found(Failure("own_operand", "", "", site, (written, Clue("read", site, name=named)), raised=False))
 
     def _compare(self, module: nn.Module, stack: RawStack, frame: FrameType) -> None:
         """Search for states of the module, of different times, in one list or dict of the program's."""

@@ -19,7 +19,7 @@ import collections
 import itertools
 import re
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -57,6 +57,7 @@ class OwnOperands(RoundDetector):
         self._uncounted, self._steps, self._making = run.get(Uncounted), run.steps, run.get(Making)
         self._known = run.failures
         self._uncounted.on_given_again = self.given_again
+        self._uncounted.on_data_read = self.data_read
         self._uncounted.on_replaced = self.replaced_by
         self._own = self._notes(dict[Any, tuple[str, dict[str, Any]]]())
         self._computed = self._notes(dict[Any, dict[str, Any]]())
@@ -66,6 +67,8 @@ class OwnOperands(RoundDetector):
         self._mixes = Mixes()
         self._behind = self._notes(dict[int, weakref.ref[Any]]())
         self._given = self._notes(dict[int, int]())
+        self._shared = self._notes(dict[int, weakref.ref[Any]]())
+        self._data_read = self._notes(dict[int, tuple[weakref.ref[Any], int]]())
         self._states = 0
         self._awaited: set[Any] | None = None
         self._since = self._followed = 0
@@ -104,7 +107,7 @@ class OwnOperands(RoundDetector):
 
     def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Note whether the line of an update, or of a difference, has computed with the same tensor."""
-        if self._uncounted.replaced:
+        if self._uncounted.replaced or self._shared:
             self._note_behind(args)
         given = list(itertools.islice((*args, *kwargs.values()), 2))
         is_pair = len(given) == 2 and all(type(one) in _torch.PLAIN_TENSORS for one in given)
@@ -126,7 +129,8 @@ class OwnOperands(RoundDetector):
         (storage, _, place), (others, _, other) = map(_torch.weak_identity, given)
         is_whole = target.untyped_storage().nbytes() == target.numel() * target.element_size()
         if ((storage, place) == (others, other) or is_mixed) and is_whole:
-            facts = {**_torch.facts_of(target), "is_leaf": is_leaf, "is_mixed": is_mixed}
+            is_written = op in _COMPARES and given[0] is not given[1] and self._is_written(storage, stack)
+            facts = {**_torch.facts_of(target), "is_leaf": is_leaf, "is_mixed": is_mixed, "is_written": is_written}
             self._own.setdefault(stack, (op, facts))
             if op == "copy_":
                 writes = map(RawWrite._make, reversed(self._core.writes()))
@@ -160,7 +164,7 @@ class OwnOperands(RoundDetector):
                 continue
             row = DIFFERENCE if op in _COMPARES else OWN
             if row == DIFFERENCE:
-                pair = _compared(frame, facts["is_leaf"], len(self._twice[stack]))
+                pair = _compared(frame, facts, len(self._twice[stack]))
             else:
                 pair = source.mixed_operand(frame, op) if facts["is_mixed"] else source.target_and_operand(frame, op)
                 pair = pair or source.own_difference(frame, op)
@@ -172,12 +176,21 @@ class OwnOperands(RoundDetector):
                 self._described.add((frame.file, frame.line))
                 self._tell(row, site, op, facts, pair, symbolise(entry.stack))
 
+    def _is_written(self, storage: int, stack: RawStack) -> bool:
+        """Whether what the line at ``stack`` has called has written some memory in this round."""
+        since = 0 if self._entry is None else self._entry.clock
+        own = next((code for code in stack.codes if is_user_file(code.co_filename)), None)
+        raws = map(RawWrite._make, self._core.writes_after(since))
+        stacks = (raw.stack for raw in raws if raw.storage == storage and is_of_program(raw.stack))
+        return any(own in one.codes[1:] for one in stacks)
+
     def _note_behind(self, args: tuple[Any, ...]) -> None:
         """Note tensors that share another's memory and are read after a step has updated it."""
         for tensor in _torch.tensors_in(args):
-            given = self._uncounted.replacement_of(tensor)
-            if given is not None and id(tensor) not in self._behind:
-                since = max(given.clock, self._given.get(id(tensor), 0))
+            given, shared = self._uncounted.replacement_of(tensor), self._shared.get(id(tensor))
+            is_shared = shared is not None and shared() is tensor
+            if (given is not None or is_shared) and id(tensor) not in self._behind:
+                since = max(0 if given is None else given.clock, self._given.get(id(tensor), 0))
                 if self._is_stepped(tensor, since):
                     self._behind[id(tensor)] = weakref.ref(tensor)
 
@@ -209,32 +222,59 @@ class OwnOperands(RoundDetector):
             self._other.add(stack)
             self._own.pop(stack, None)
 
+    def shares(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Note that a module has these tensors' memory from another."""
+        for tensor in tensors:
+            self._shared[id(tensor)] = weakref.ref(tensor)
+            self._given[id(tensor)] = self._core.clock
+
+    def has_read(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Whether one of them was read after a step had updated its memory by another tensor."""
+        return any((weak := self._behind.get(id(one))) is not None and weak() is one for one in tensors)
+
     @_torch.hushed()
-    def given_again(self, tensor: torch.Tensor, stack: RawStack) -> None:
-        """Handle a line that gives a tensor the memory it has, or reads ``.data``; as ``Uncounted.on_given_again``.
+    def data_read(self, tensor: torch.Tensor) -> None:
+        """Note the version of a leaf whose ``.data`` is read; as ``Uncounted.on_data_read``."""
+        read = self._behind.get(id(tensor))
+        if read is not None and read() is tensor:
+            self.state_taken()
+        if _torch.is_trainable_leaf(tensor):
+            known = self._data_read.get(id(tensor))
+            weak = known[0] if known is not None and known[0]() is tensor else weakref.ref(tensor)
+            self._data_read[id(tensor)] = weak, int(tensor._version)
+
+    @_torch.hushed()
+    def given_again(self, tensor: torch.Tensor, given: Any, stack: RawStack) -> None:
+        """Handle a line that gives a tensor the memory it has; as ``Uncounted.on_given_again``.
 
         ``target.data = network.data`` is no copy. Repeating it after having read the target assumes two
-        different tensors; so does copying one into the other, which is checked from here on.
+        different tensors; so does copying one into the other, which is checked from here on. ``p.data = before``
+        restores nothing where ``before`` is ``p.data`` of the time before a write.
         """
         read = self._behind.get(id(tensor))
-        is_read = read is not None and read() is tensor
-        if stack is None:
-            if is_read:
-                self.state_taken()
-            return
         self._given[id(tensor)] = self._core.clock
-        given = self._uncounted.replacement_of(tensor)
+        replaced = self._uncounted.replacement_of(tensor)
+        is_restored = self._is_restored(tensor, given) and is_of_program(stack)
         # If it is trained, too, the two are tied on purpose.
-        if given is None or not is_read or tensor.grad is not None:
+        is_tied = replaced is None or read is None or read() is not tensor or tensor.grad is not None
+        if is_tied and not is_restored:
             return
-        site, first = symbolise(stack), symbolise(given.stack).user_frame
+        site, first = symbolise(stack), None if replaced is None else symbolise(replaced.stack).user_frame
         frame = site.user_frame
-        if frame is None or first is None or (frame.file, frame.line) != (first.file, first.line):
+        is_same_line = frame is not None and first is not None and (frame.file, frame.line) == (first.file, first.line)
+        if frame is None or not (is_same_line or is_restored):
             return
         pair = source.assigned_data(frame)
         if pair is not None and (frame.file, frame.line) not in self._described:
             self._described.add((frame.file, frame.line))
-            self._tell(OWN, site, "data =", _torch.facts_of(tensor), pair, site)
+            facts = {**_torch.facts_of(tensor), "is_restored": is_restored}
+            self._tell(OWN, site, "data =", facts, pair, site)
+
+    def _is_restored(self, tensor: torch.Tensor, given: Any) -> bool:
+        """Whether ``given`` is ``tensor.data``, read before the tensor was written, and never written by itself."""
+        known = self._data_read.get(id(tensor))
+        is_old = known is not None and known[0]() is tensor and known[1] < int(tensor._version)
+        return is_old and int(given._version) == 0 and not given._is_view() and not tensor._is_view()
 
     def _tell(self, row: str, site: Site, op: str, facts: dict[str, Any], pair: tuple[str, str], used: Site) -> None:
         frame = site.user_frame
@@ -245,7 +285,7 @@ class OwnOperands(RoundDetector):
         if frame is not None and (source.is_bound_by_choice(frame, written) or source.is_bound_by_choice(frame, read)):
             return
         # A list of the program's own was meant to hold copies, a module's result was not.
-        is_read_kept = row == DIFFERENCE or (of_module and not of_other)
+        is_read_kept = row == DIFFERENCE or facts.get("is_restored") or (of_module and not of_other)
         facts = {**facts, "kept": read if is_read_kept else written}
         # ``p`` and ``a`` say less than their sources; for ``p.grad`` these are not available.
         is_known = written != read and written != pair[0] and read != pair[1]
@@ -354,15 +394,19 @@ def _reads_at(known: Failure, frame: Frame) -> bool:
     return any(one is not None and (one.file, one.line) == (frame.file, frame.line) for one in places)
 
 
-def _compared(frame: Frame, is_leaf: bool, twice: int) -> tuple[str, str] | None:
+def _compared(frame: Frame, facts: dict[str, Any], twice: int) -> tuple[str, str] | None:
     """Return the two names that an operation at ``frame`` compares; of non-leaf tensors one must be a gradient.
 
     ``twice`` is the number of tensors passed twice, not as aliases. A kernel of points with themselves gets one
     so, as does a function of two arguments from some callers; a list of parameters compared with itself has several.
+    What a call returns has no name; it counts where the memory was written: ``quantised(w) - w``.
     """
     names = [re.sub(r"\.(data|detach\(\))", "", one) for one in source.operand_expressions(frame)]
+    if len(names) == 1 and facts["is_written"]:
+        called = source.called_operand(frame)
+        names = names if called is None else [called, *names]
     line = source.source_line(frame.file, frame.line) or ""
-    is_leaf = is_leaf or any(f"{one}.data" in line for one in names)
+    is_leaf = facts["is_leaf"] or any(f"{one}.data" in line for one in names)
     if len(names) != 2 or names[0] == names[1]:
         return None
     if twice and is_leaf and (twice == 1 or all(source.is_argument(frame, one) for one in names)):
