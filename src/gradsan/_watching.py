@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from gradsan.detect.compiled_inputs import CompiledInputs
     from gradsan.detect.meaning.changed_arrays import ChangedArrays
     from gradsan.detect.nonfinite.search import NonFiniteSearch
+    from gradsan.detect.one_tensor.arrays_in_lists import ArraysInLists
     from gradsan.originals.overwriting import Overwriting
 
 
@@ -151,7 +152,7 @@ class Watching:
         core.on_round, core.on_quiet, core.on_write = self._on_round, self._on_quiet, self._on_write
         core.on_differentiable, core.on_gradients = self._on_differentiable, self._on_gradients
         self.exports.on_hand_out, self.exports.on_lent = self._on_hand_out, self._on_lent
-        self._changed_arrays: ChangedArrays | None = None
+        self._of_arrays: tuple[ChangedArrays, ArraysInLists] | None = None
 
     @cached_property
     def _compiled_inputs(self) -> CompiledInputs:
@@ -174,7 +175,7 @@ class Watching:
             self.problems = self_check.before_watching()
         recorder.core.active = True
         self.run.get(KnownConflicts).forget()
-        self._changed_arrays = None
+        self._of_arrays = None
         for one in overriding(self.detectors, "forget"):
             one.forget()
         self._listeners.follow()
@@ -305,11 +306,13 @@ class Watching:
                 guard.run_hushed(partial(self.hook_writes.before_round, backward, rounds))
 
     def _on_lent(self, array: Any, tensor: Any, stack: Any) -> None:
-        if self._changed_arrays is None:
+        if self._of_arrays is None:
             from gradsan.detect.meaning.changed_arrays import ChangedArrays
+            from gradsan.detect.one_tensor.arrays_in_lists import ArraysInLists
 
-            self._changed_arrays = ChangedArrays(self.run)
-        self._changed_arrays.lent(array, tensor, stack)
+            self._of_arrays = ChangedArrays(self.run), ArraysInLists(self.run)
+        for one in self._of_arrays:
+            one.lent(array, tensor, stack)
 
     def _on_hand_out(self, storage: int) -> None:
         if not self._is_deep:

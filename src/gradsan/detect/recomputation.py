@@ -108,7 +108,7 @@ def compare(notes: Notes, call: Call, function: Any, arguments: Mapping[str, Any
 
 def own_writes(log: Log, marks: Mapping[str, Mark], since: int) -> dict[str, tuple[RawWrite, ...]]:
     """Return the program's writes since a function began, by the path that leads to the written tensor from it."""
-    paths = {mark.noted.storage: path for path, mark in reversed(marks.items()) if mark.noted is not None}
+    paths = {mark.noted.storage: path for path, mark in list(marks.items())[::-1] if mark.noted is not None}
     found: dict[str, list[RawWrite]] = {}
     for raw in map(RawWrite._make, log.writes_after(since) if paths else ()):
         if raw.storage in paths and is_of_program(raw.stack):

@@ -53,7 +53,7 @@ class ChangedArrays:
 
     def lent(self, array: Any, tensor: torch.Tensor, stack: RawStack) -> None:
         """Note an array that was passed to torch, which has made ``tensor`` of it."""
-        root, place = _root_and_place(array)
+        root, place = root_and_place(array)
         is_small = root is not None and torch.is_floating_point(tensor) and _DISTINCT <= tensor.numel() <= _ELEMENTS
         if self._described or not is_small or stack in self._refuted or not is_of_program(stack):
             return
@@ -141,7 +141,7 @@ class ChangedArrays:
         return [] if frame is None or scaled is None else [(at_line(site, frame, scaled.line), scaled.name, scaled.op)]
 
 
-def _root_and_place(array: Any) -> tuple[Any, tuple[int, ...]]:
+def root_and_place(array: Any) -> tuple[Any, tuple[int, ...]]:
     """Return the array that owns the memory, and the part of it that ``array`` covers."""
     if type(array).__module__ != "numpy" or not hasattr(array, "__array_interface__"):
         return None, ()

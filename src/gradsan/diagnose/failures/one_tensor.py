@@ -86,6 +86,24 @@ def second_name(failure: Failure) -> Diagnosis | None:
     )
 
 
+def arrays(failure: Failure) -> Diagnosis | None:
+    """GS216, a warning, for a list of tensors over the memory of one array."""
+    bound = failure.clue("bound")
+    if bound is None or not bound.name:
+        return None
+    values = {"name": bound.name}
+    return _warning(
+        failure,
+        values,
+        labels=(
+            *parts.label_of(bound, "written", "label.arrays_are_one", values),
+            *parts.used(failure, "label.new_value_used", values),
+        ),
+        tensor=parts.tensor_of(bound),
+        help_key="help.array_copied",
+    )
+
+
 def own_operand(failure: Failure) -> Diagnosis | None:
     """GS216, a warning, for an in-place operation or a difference of a tensor with itself under another name."""
     written, read = failure.clue("written"), failure.clue("read")
