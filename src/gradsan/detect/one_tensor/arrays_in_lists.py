@@ -69,10 +69,10 @@ class ArraysInLists:
             is_changed = bool(tensors) and (before.is_changed or not torch.equal(before.numbers, numbers))
         if len(tensors) > 1 and is_changed and self._searches < _SEARCHES:
             self._searches += 1
-            self._judge(stack, [one() for one in tensors])
+            self._judge(stack, [held for one in tensors if (held := one()) is not None])
         self._parts[key] = _Lent(weakref.ref(root), [*tensors, weakref.ref(tensor)], numbers, is_changed)
 
-    def _judge(self, stack: RawStack, tensors: list[torch.Tensor | None]) -> None:
+    def _judge(self, stack: RawStack, tensors: list[torch.Tensor]) -> None:
         found = naming.find(sys._getframe(1), lambda one: any(one is other for other in tensors))
         times = collections.Counter(
             within
