@@ -178,7 +178,7 @@ def _cut(bridge: Bridge) -> tuple[str, Frame, source.Change] | None:
             if (given := _as_argument(taken.user_frames, made.user_frames)) is not None:
                 return given
             for name, frame in _reads(taken.user_frames, made.user_frames, bridge.name):
-                if _holds_several(frame, name, bridge.name):
+                if _holds_several(frame, name, bridge.name) or _is_object(taken.user_frames, frame, name):
                     continue  # a container: no line shows which of its tensors are another network's
                 change = source.detach_reads((frame,), (name,))
                 if change is not None:
@@ -200,6 +200,14 @@ def _holds_several(frame: Frame, name: str, live: str | None) -> bool:
     made = source.definition_of(frame, name)
     shape = None if made is None else source.shape_bound_at(made.frame, name)
     return shape not in (None, "tensor", "object")
+
+
+def _is_object(taken: Sequence[Frame], frame: Frame, name: str) -> bool:
+    """Whether the statement at ``frame`` calls a method of ``name`` that the user has written: it is no tensor."""
+    within = taken[taken.index(frame) + 1 :]
+    statement = source.statement_at(frame)
+    called = f"{name}.{within[0].function.rpartition('.')[2]}(" if within else ""
+    return statement is not None and bool(called) and called in statement.text
 
 
 def _as_argument(taken: tuple[Frame, ...], made: tuple[Frame, ...]) -> tuple[str, Frame, source.Change] | None:
@@ -274,7 +282,7 @@ def anew_or_cut(once: BuiltOnce) -> tuple[Fix, ...]:
         return again, *without
     holder = _holder_bound(once)
     is_cached = any(one.function.endswith("__init__") or source.is_filled_once(one) for one in once.made)
-    is_stored = "[" in once.name and holder is None and not is_cached
+    is_stored = ("[" in once.name and holder is None and not is_cached) or _taken_out(once) is not None
     if is_stored or (bound_at is None and "." in once.name and holder is not None):
         # A part of a batch or a rollout, whose data would be computed again, too; or what a method has stored.
         return *without, again
@@ -308,10 +316,20 @@ def _gives_several(once: BuiltOnce) -> bool:
 
 
 def _cut_off(once: BuiltOnce) -> Lines:
-    """The line that computes the value, detached."""
-    if once.bound_at is None or not isinstance(once.name, str):
+    """The line that computes the value, or takes it out of a container, detached."""
+    bound_at = once.bound_at or _taken_out(once)
+    if bound_at is None or not isinstance(once.name, str):
         return ()
-    return source.changed_lines(once.bound_at.file, source.detach_at(once.bound_at, once.name))
+    return source.changed_lines(bound_at.file, source.detach_at(bound_at, once.name))
+
+
+def _taken_out(once: BuiltOnce) -> Frame | None:
+    """The frame of ``soft = outputs[i]`` in the round's function, of a value that another function has computed."""
+    if once.bound_at is not None or once.used is None or not isinstance(once.name, str):
+        return None
+    made = source.definition_of(once.used, once.name) if once.name.isidentifier() else None
+    is_element = made is not None and made.value.endswith("]") and not made.value.startswith("[")
+    return made.frame if made is not None and is_element else None
 
 
 def _under_no_grad(once: BuiltOnce) -> Lines:
@@ -325,5 +343,7 @@ def _holder_bound(once: BuiltOnce) -> Frame | None:
     if not isinstance(once.name, str):
         return None
     chain = once.name.partition("[")[0]
-    found = (source.binding_of(once.made, one) for one in (chain, chain.partition(".")[0]))
+    # ``self.anchor`` of the method that filled ``penalty.anchor``.
+    own = [f"self.{chain.rpartition('.')[2]}"] if "." in chain else []
+    found = (source.binding_of(once.made, one) for one in (chain, *own, chain.partition(".")[0]))
     return next((one for one in found if one is not None), None)

@@ -33,6 +33,7 @@ from gradsan.source.rewrite.suggest import drop_keyword
 _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     arguments.disable_inplace_module,
     copies.clone_for_layer,
+    copies.clone_for_call,
     views.index_views,
     views.record_view,
     views.views_after_write,

@@ -12,9 +12,10 @@ from gradsan.diagnose.build import COLLECTED
 from gradsan.model import Diagnosis, Fix, Label, Lines, Message
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.calls import clone_given
-from gradsan.source.change import Change, Edit, changed_lines, text_with
+from gradsan.source.change import Change, Edit, changed_lines, edited, text_with
 from gradsan.source.collected import is_kept_each_round
-from gradsan.source.locate import Expression
+from gradsan.source.identifiers import imported_as, leaf_name
+from gradsan.source.locate import Expression, expressions_at
 from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.rewrite.out_of_place import out_of_place, recorded
 from gradsan.source.rewrite.rebinding import can_rebind, notes_on_rebinding
@@ -98,6 +99,28 @@ def clone_for_layer(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         lines += changed_lines(label.frame.file, change)
     name = diagnosis.tensor.name if diagnosis.tensor is not None else None
     return (blocks.fix("clone_before_mutation", tuple(dict.fromkeys(lines)), "clone_for_layer", name=name or "?"),)
+
+
+def clone_for_call(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """``functional_call`` with copies of a module's parameters, where each forward pass writes them before it."""
+    saved, name = blocks.first(diagnosis, "saved"), diagnosis.tensor and diagnosis.tensor.name
+    if saved is None or not name or blocks.advice(diagnosis, "update_between_forwards") is None:
+        return ()
+    for place in expressions_at(saved.frame):
+        call, source = place.node, place.source
+        torch = imported_as(source, "torch")
+        if not isinstance(call, ast.Call) or not call.args or call.keywords or torch is None:
+            continue
+        callee, given = source.text(call.func), ", ".join(map(source.text, call.args))
+        if f".{leaf_name(call.func)}." not in f".{name.replace('[', '.')}" or any(
+            isinstance(one, ast.Starred) for one in call.args
+        ):
+            continue
+        copies = f"{{key: p.clone() for key, p in {callee}.named_parameters()}}"
+        edit = Edit(source.span(call), f"{torch}.func.functional_call({callee}, {copies}, ({given},))")
+        lines = changed_lines(source.file, edited(source, [edit], "clone_for_call"))
+        return (blocks.fix("clone_before_mutation", lines, "clone_for_call", name=callee),) if lines else ()
+    return ()
 
 
 def with_masks(diagnosis: Diagnosis) -> tuple[Fix, ...]:
