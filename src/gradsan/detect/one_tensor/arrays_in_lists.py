@@ -56,6 +56,9 @@ class ArraysInLists:
         key = (stack, place)
         if root is None or not 0 < tensor.numel() <= _ELEMENTS or stack in self._described or not is_of_program(stack):
             return
+        # ``as_tensor`` copies where there is something to convert: float64 to float32.
+        if tensor.untyped_storage().data_ptr() != place[1]:
+            return
         before = self._parts.get(key)
         if before is None and len(self._parts) >= _PARTS:
             self._parts = {key: one for key, one in self._parts.items() if one.root() is not None}
