@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
+from typing import TypeAlias
 
 from gradsan import source
 from gradsan.diagnose.names import lifted, shared_level
@@ -43,6 +44,9 @@ class _Place:
         return len(self.stack)
 
 
+_Groups: TypeAlias = list[tuple[_Place, list[source.Carried]]]
+
+
 def find(used: Site, bridge: Bridge) -> Carrier | None:
     """The carrier of the state, None where neither a live variable nor the source shows one; ``used`` is the backward.
 
@@ -59,6 +63,7 @@ def find(used: Site, bridge: Bridge) -> Carrier | None:
         (at, [one for one in some if _in_round(one.name, at, level) not in bridge.numbers]) for at, some in groups
     )
     groups = [(place, found) for place, found in states if found]
+    groups = _without_own_methods(groups, bridge.made_near) or groups
     live = (group for group in groups if _holds(group, level, bridge.name))
     made = (group for group in groups if any(_was_made_at(one.bound_at, bridge.made_near) for one in group[1]))
     chosen = next(chain(live, made, groups), None)
@@ -196,9 +201,7 @@ def _update_at(updated: Site | None, use: tuple[Frame, ...], level: int) -> Fram
     return update[level] if update and shared_level(update, use) >= level else None
 
 
-def _groups(
-    sites: Sequence[Site], use: tuple[Frame, ...], made_near: tuple[Site, ...]
-) -> tuple[int, list[tuple[_Place, list[source.Carried]]]]:
+def _groups(sites: Sequence[Site], use: tuple[Frame, ...], made_near: tuple[Site, ...]) -> tuple[int, _Groups]:
     """The level of the function that runs the backward, and the places that read a carried value, best first."""
     places = list(_places(sites))
     level = max((shared_level((*place.stack, place.frame), use) for place in places), default=-1)
@@ -240,10 +243,15 @@ def _carried_at(place: _Place, level: int, used_at: Frame | None, made_near: tup
             one for one in found if not source.dies_with_call(place.frame, one.name, given_stays=place.depth <= level)
         ]
     found = [one for one in found if not source.is_item_of_loop(one.bound_at, one.name)]
-    found = [one for one in found if not _is_own_method(one.bound_at, made_near)]
     return list(
         {one.name: one for one in sorted(found, key=lambda one: _was_made_at(one.bound_at, made_near))}.values()
     )
+
+
+def _without_own_methods(groups: _Groups, made_near: tuple[Site, ...]) -> _Groups:
+    """The groups without names that only a method of the user's own has bound: what it binds itself says more."""
+    kept = ((place, [one for one in found if not _is_own_method(one.bound_at, made_near)]) for place, found in groups)
+    return [(place, found) for place, found in kept if found]
 
 
 def _is_own_method(bound_at: Frame, sites: Sequence[Site]) -> bool:

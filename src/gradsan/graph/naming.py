@@ -17,7 +17,7 @@ from gradsan import _torch
 from gradsan._collector import objects_of
 from gradsan.graph import walk
 from gradsan.graph.live import value_of
-from gradsan.graph.variables import Found, Scope, kind_of, search, spaces_of
+from gradsan.graph.variables import Found, Scope, kind_of, parts_of, search, spaces_of
 from gradsan.model import Clue, Held, Layer, Name, Site
 from gradsan.record.stacks import definition_site, is_user_file
 
@@ -105,8 +105,9 @@ def held_graphs(nodes: Sequence[Node], frame: FrameType | None, moment: int) -> 
 
 
 def numbers_in(frame: FrameType | None) -> frozenset[str]:
-    """Return the names to which the user's frames bind numbers or text, and nothing else."""
+    """Return the names, and attributes of objects, bound to numbers or text alone in the frames of the user."""
     bound = [pair for space in spaces_of(frame) for pair in space.variables.items()]
+    bound += [part for name, value in bound if kind_of(value) == "object" for part in parts_of(name, value)]
     others = {name for name, value in bound if not isinstance(value, numbers.Number | str)}
     return frozenset(name for name, _ in bound) - others
 

@@ -130,7 +130,7 @@ def search(frame: FrameType | None, wanted: Callable[[Any], bool]) -> Iterator[F
             yield from _in_module(step, wanted, queue)
         elif depth < _DEEPEST:
             place = (scope, path, kind_of(value), (*around, (path, value)))
-            queue.extend(_Step(inner, item, depth + 1, *place) for inner, item in _parts(path, value))
+            queue.extend(_Step(inner, item, depth + 1, *place) for inner, item in parts_of(path, value))
 
 
 def reached(spaces: Iterable[Space]) -> Iterator[Reached]:
@@ -163,7 +163,7 @@ def reached(spaces: Iterable[Space]) -> Iterator[Reached]:
                     yield Reached(found.path, found.tensor, step.scope, passing)
                 queue.extend((one, passing) for one in inner)
             elif step.depth < _DEEPEST:
-                parts = _ends(list(_parts(step.path, value)))
+                parts = _ends(list(parts_of(step.path, value)))
                 queue.extend((_Step(path, item, step.depth + 1, step.scope), passing) for path, item in parts)
 
 
@@ -283,7 +283,8 @@ def kind_of(value: Any) -> str:
     return "list" if isinstance(value, list) else "object"
 
 
-def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+def parts_of(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the items of a container, or the attributes of an object that may hold tensors, each with its path."""
     if isinstance(value, dict):
         for key, item in list(value.items()):
             if isinstance(key, (str, int)):

@@ -95,6 +95,8 @@ class OwnOperands(RoundDetector):
         if rounds in self.rounds[3:]:
             raws = map(RawWrite._make, self._core.writes_after(self._since))
             stacks = {raw.stack for raw in raws if raw.op in _TAKES_OPERAND}
+            # The line that gives a parameter other memory may compute it from what it had.
+            stacks |= {one.stack for one in self._uncounted.replaced.values() if one.clock > self._since}
             self._awaited = {one for one in stacks - self._own.keys() - self._other if is_of_program(one)}
             self._since = entry.clock
         super().before_round(entry, rounds)

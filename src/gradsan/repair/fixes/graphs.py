@@ -114,7 +114,9 @@ def _given(made: blocks.Placed) -> set[ast.stmt]:
     found: set[ast.stmt] = set()
     for node in made.block[: made.index]:
         is_leaf = re.search(r"requires_grad|Parameter\b", blocks.text_of(made.source, node)) is not None
-        is_data = not is_leaf and isinstance(node, ast.Assign) and not names_read([node]) - data
+        # An object that is constructed may be a network: what is computed with it is no data.
+        is_plain = isinstance(node, ast.Assign) and not is_leaf and not constructs(made.source, node)
+        is_data = is_plain and not names_read([node]) - data
         found |= {node} if is_leaf or is_data else set()
         data = data | blocks.names_bound(node) if is_data else data - blocks.names_bound(node)
     return found
