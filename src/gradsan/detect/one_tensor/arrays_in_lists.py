@@ -57,7 +57,7 @@ class ArraysInLists:
         if root is None or not 0 < tensor.numel() <= _ELEMENTS or stack in self._described or not is_of_program(stack):
             return
         # ``as_tensor`` copies where there is something to convert: float64 to float32.
-        if tensor.untyped_storage().data_ptr() != place[1]:
+        if _torch.memory_of(tensor)[0] != place[1]:
             return
         before = self._parts.get(key)
         if before is None and len(self._parts) >= _PARTS:
