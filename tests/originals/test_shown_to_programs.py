@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from typing import Any
@@ -95,10 +96,17 @@ def converted_between_rounds() -> Any:
             (gradient,) = torch.autograd.grad(loss, model.extra, create_graph=True)
             (loss + gradient.square().sum()).backward()
             model.extra.data.mul_(0.9)
+            state = model.state_dict(keep_vars=True)
             for optimizer in optimizers:
                 optimizer.step()
         model.zero_grad()
         del loss, gradient
+        twin = copy.deepcopy(model)
+        twin.load_state_dict(state, assign=True)
+        for optimizer in optimizers:
+            optimizer.step()
+        twin(x)
+        del twin, state
         model.double() if x.dtype is torch.float32 else model.float()
         x = x.to(model.extra.dtype)
         model.load_state_dict({name: value * 1 for name, value in model.state_dict().items()})

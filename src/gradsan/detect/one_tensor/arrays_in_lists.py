@@ -35,7 +35,7 @@ class _Lent(NamedTuple):
     """The tensors that a line has made of a part of an array, its values the last time, and whether they changed."""
 
     root: weakref.ref[Any]
-    tensors: list[weakref.ref[torch.Tensor]]
+    tensors: list[_torch.weak_tensor]
     numbers: torch.Tensor
     is_changed: bool
 
@@ -73,7 +73,7 @@ class ArraysInLists:
         if len(tensors) > 1 and is_changed and self._searches < _SEARCHES:
             self._searches += 1
             self._judge(stack, [held for one in tensors if (held := one()) is not None])
-        self._parts[key] = _Lent(weakref.ref(root), [*tensors, weakref.ref(tensor)], numbers, is_changed)
+        self._parts[key] = _Lent(weakref.ref(root), [*tensors, _torch.weak_tensor(tensor)], numbers, is_changed)
 
     def _judge(self, stack: RawStack, tensors: list[torch.Tensor]) -> None:
         found = naming.find(sys._getframe(1), lambda one: any(one is other for other in tensors))

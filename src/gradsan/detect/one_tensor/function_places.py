@@ -93,7 +93,9 @@ class KeptForAllCalls:
                 # A checkpointed function is rerun before its backward, and binds the value anew.
                 if any(code.co_filename == torch.utils.checkpoint.__file__ for code in where.codes):
                     continue
-                kept = _Kept(place, weakref.ref(value), _some(value), _torch.facts_of(value), kind.__name__, where)
+                kept = _Kept(
+                    place, _torch.weak_tensor(value), _some(value), _torch.facts_of(value), kind.__name__, where
+                )
                 self._kept.setdefault(node, []).append(kept)
 
     def before_backward(self, entry: RawBackward, order: Iterable[Node]) -> None:

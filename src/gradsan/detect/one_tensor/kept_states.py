@@ -101,7 +101,7 @@ class KeptStates(Finder):
         if any(one.module() is module and one.tensor() is not None for one in self._states):
             self._operands.state_taken()
         tensors = [one for one in state.values() if type(one) in _torch.PLAIN_TENSORS and _torch.storage_or_none(one)]
-        noted = tuple((weakref.ref(one), int(one._version)) for one in tensors[:_TENSORS])
+        noted = tuple((_torch.weak_tensor(one), int(one._version)) for one in tensors[:_TENSORS])
         kept = [one for one in self._states if any(weak() is not None for weak, _ in one.tensors)]
         self._states[:] = [*kept[-_STATES:], _State(weakref.ref(module), stack, noted)]
 

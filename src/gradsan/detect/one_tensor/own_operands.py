@@ -18,7 +18,6 @@ from __future__ import annotations
 import collections
 import itertools
 import re
-import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -65,10 +64,10 @@ class OwnOperands(RoundDetector):
         self._twice = self._notes(collections.defaultdict[Any, set[int]](set))
         self._other = self._notes(set[Any]())
         self._mixes = Mixes()
-        self._behind = self._notes(dict[int, weakref.ref[Any]]())
+        self._behind = self._notes(dict[int, _torch.weak_tensor]())
         self._given = self._notes(dict[int, int]())
-        self._shared = self._notes(dict[int, weakref.ref[Any]]())
-        self._data_read = self._notes(dict[int, tuple[weakref.ref[Any], int]]())
+        self._shared = self._notes(dict[int, _torch.weak_tensor]())
+        self._data_read = self._notes(dict[int, tuple[_torch.weak_tensor, int]]())
         self._states = 0
         self._awaited: set[Any] | None = None
         self._since = self._followed = 0
@@ -194,7 +193,7 @@ class OwnOperands(RoundDetector):
             if (given is not None or is_shared) and id(tensor) not in self._behind:
                 since = max(0 if given is None else given.clock, self._given.get(id(tensor), 0))
                 if self._is_stepped(tensor, since):
-                    self._behind[id(tensor)] = weakref.ref(tensor)
+                    self._behind[id(tensor)] = _torch.weak_tensor(tensor)
 
     def _is_stepped(self, tensor: torch.Tensor, clock: int) -> bool:
         """Whether an optimizer that has another tensor of that memory, and not this one, has updated it since."""
@@ -227,7 +226,7 @@ class OwnOperands(RoundDetector):
     def shares(self, tensors: Iterable[torch.Tensor]) -> None:
         """Note that a module has these tensors' memory from another."""
         for tensor in tensors:
-            self._shared[id(tensor)] = weakref.ref(tensor)
+            self._shared[id(tensor)] = _torch.weak_tensor(tensor)
             self._given[id(tensor)] = self._core.clock
 
     def has_read(self, tensors: Iterable[torch.Tensor]) -> bool:
@@ -242,7 +241,7 @@ class OwnOperands(RoundDetector):
             self.state_taken()
         if _torch.is_trainable_leaf(tensor):
             known = self._data_read.get(id(tensor))
-            weak = known[0] if known is not None and known[0]() is tensor else weakref.ref(tensor)
+            weak = known[0] if known is not None and known[0]() is tensor else _torch.weak_tensor(tensor)
             self._data_read[id(tensor)] = weak, int(tensor._version)
 
     @_torch.hushed()
@@ -300,8 +299,8 @@ class Mixes:
     """Results of a round computed from one memory alone, by sums and factors: ``0.1 * weight`` from ``weight``."""
 
     def __init__(self) -> None:
-        self._made: dict[int, tuple[weakref.ref[Any], int, bool]] = {}
-        self._nothing: dict[int, weakref.ref[Any]] = {}
+        self._made: dict[int, tuple[_torch.weak_tensor, int, bool]] = {}
+        self._nothing: dict[int, _torch.weak_tensor] = {}
         self._scaled: set[int] = set()
 
     def forget(self) -> None:
@@ -331,9 +330,9 @@ class Mixes:
         if is_mix and len(self._made) < _STACKS:
             origins = set(map(self._origin, tensors))
             if len(origins) == 1 and _torch.storage_or_none(result) not in origins:
-                self._made[id(result)] = weakref.ref(result), origins.pop(), len(tensors) > 1
+                self._made[id(result)] = _torch.weak_tensor(result), origins.pop(), len(tensors) > 1
                 if self._is_nothing(tensors[0]) or _is_of_itself(op, tensors):
-                    self._nothing[id(result)] = weakref.ref(result)
+                    self._nothing[id(result)] = _torch.weak_tensor(result)
         return False
 
     def is_of_one(self, tensor: torch.Tensor, storage: int) -> bool:
