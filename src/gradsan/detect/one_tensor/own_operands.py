@@ -64,9 +64,9 @@ class OwnOperands(RoundDetector):
         self._twice = self._notes(collections.defaultdict[Any, set[int]](set))
         self._other = self._notes(set[Any]())
         self._mixes = Mixes()
-        self._behind = self._notes(dict[int, _torch.weak_tensor]())
+        self._behind = self._notes(_torch.WeakTensors())
         self._given = self._notes(dict[int, int]())
-        self._shared = self._notes(dict[int, _torch.weak_tensor]())
+        self._shared = self._notes(_torch.WeakTensors())
         self._data_read = self._notes(dict[int, tuple[_torch.weak_tensor, int]]())
         self._states = 0
         self._awaited: set[Any] | None = None
@@ -108,7 +108,7 @@ class OwnOperands(RoundDetector):
 
     def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Note whether the line of an update, or of a difference, has computed with the same tensor."""
-        if self._uncounted.replaced or self._shared:
+        if self._uncounted.replaced or self._given:
             self._note_behind(args)
         given = list(itertools.islice((*args, *kwargs.values()), 2))
         is_pair = len(given) == 2 and all(type(one) in _torch.PLAIN_TENSORS for one in given)
@@ -188,12 +188,11 @@ class OwnOperands(RoundDetector):
     def _note_behind(self, args: tuple[Any, ...]) -> None:
         """Note tensors that share another's memory and are read after a step has updated it."""
         for tensor in _torch.tensors_in(args):
-            given, shared = self._uncounted.replacement_of(tensor), self._shared.get(id(tensor))
-            is_shared = shared is not None and shared() is tensor
-            if (given is not None or is_shared) and id(tensor) not in self._behind:
+            given, is_shared = self._uncounted.replacement_of(tensor), self._shared.get(id(tensor)) is tensor
+            if (given is not None or is_shared) and self._behind.get(id(tensor)) is not tensor:
                 since = max(0 if given is None else given.clock, self._given.get(id(tensor), 0))
                 if self._is_stepped(tensor, since):
-                    self._behind[id(tensor)] = _torch.weak_tensor(tensor)
+                    self._behind.set(id(tensor), tensor)
 
     def _is_stepped(self, tensor: torch.Tensor, clock: int) -> bool:
         """Whether an optimizer that has another tensor of that memory, and not this one, has updated it since."""
@@ -226,18 +225,17 @@ class OwnOperands(RoundDetector):
     def shares(self, tensors: Iterable[torch.Tensor]) -> None:
         """Note that a module has these tensors' memory from another."""
         for tensor in tensors:
-            self._shared[id(tensor)] = _torch.weak_tensor(tensor)
+            self._shared.set(id(tensor), tensor)
             self._given[id(tensor)] = self._core.clock
 
     def has_read(self, tensors: Iterable[torch.Tensor]) -> bool:
         """Whether one of them was read after a step had updated its memory by another tensor."""
-        return any((weak := self._behind.get(id(one))) is not None and weak() is one for one in tensors)
+        return any(self._behind.get(id(one)) is one for one in tensors)
 
     @_torch.hushed()
     def data_read(self, tensor: torch.Tensor) -> None:
         """Note the version of a leaf whose ``.data`` is read; as ``Uncounted.on_data_read``."""
-        read = self._behind.get(id(tensor))
-        if read is not None and read() is tensor:
+        if self._behind.get(id(tensor)) is tensor:
             self.state_taken()
         if _torch.is_trainable_leaf(tensor):
             known = self._data_read.get(id(tensor))
@@ -252,12 +250,11 @@ class OwnOperands(RoundDetector):
         different tensors; so does copying one into the other, which is checked from here on. ``p.data = before``
         restores nothing where ``before`` is ``p.data`` of the time before a write.
         """
-        read = self._behind.get(id(tensor))
         self._given[id(tensor)] = self._core.clock
         replaced = self._uncounted.replacement_of(tensor)
         is_restored = self._is_restored(tensor, given) and is_of_program(stack)
         # If it is trained, too, the two are tied on purpose.
-        is_tied = replaced is None or read is None or read() is not tensor or tensor.grad is not None
+        is_tied = replaced is None or self._behind.get(id(tensor)) is not tensor or tensor.grad is not None
         if is_tied and not is_restored:
             return
         site, first = symbolise(stack), None if replaced is None else symbolise(replaced.stack).user_frame
