@@ -332,3 +332,18 @@ def test_a_loss_of_a_network_with_a_capital_name_is_computed_again(program):
     assert texts[0].splitlines()[4:6] == ["score = D(fake)", "first, second = score.mean(), score.exp().mean()"]
     # The class is called once.
     assert all(text.count("Discriminator()") == 1 for text in texts)
+
+
+@pytest.mark.parametrize("net", ["policy", "self.policy"])
+def test_a_step_does_not_wait_for_rounds_that_compute_anew(program, net):
+    file = program(f"""
+        old = log_prob({net}(states), actions)
+        for states, actions in batches:
+            ratio = (log_prob({net}(states), actions) - old).exp()
+            ratio.mean().backward(retain_graph=True)
+            optimizer.step()
+    """)
+    labels = (("saved", None, (at(file, 1),)), ("written", None, (at(file, 5),)), ("used", None, (at(file, 4),)))
+    cause = "step_between_forward_and_backward"
+    assert loops.step_after_loop(diagnosis(cause, *labels, name="log_std"))
+    assert loops.step_after_loop(diagnosis(cause, *labels, name="policy.weight")) == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -89,7 +90,9 @@ def _tried(verification: Verification, canvas: Canvas) -> str:
         "memory_ratio": verification.memory_ratio,
     }
     said = [verification.detail] if verification.detail else []
-    said.extend(canvas.word(name, value=value) for name, value in measures.items() if value is not None)
+    for name, value in measures.items():
+        if value is not None:
+            said.append(canvas.word(name, value=value) if value < math.inf else canvas.word("gradients_differ"))
     if not said:
         return canvas.word(f"tried.{verification.status}_bare")
     return canvas.word(f"tried.{verification.status}", result=canvas.word("comma").join(said))

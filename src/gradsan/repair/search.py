@@ -366,7 +366,9 @@ def _try_all(search: _Search, fault: Diagnosis, patch: Patch, before: Trial) -> 
     tried = [
         judge.tried(fix, candidate, trial, before) for (fix, candidate), trial in zip(candidates, trials, strict=True)
     ]
-    return settled(tried), [*advice, *libraries.advice(fault)]
+    if not any(one.passed for one in tried):
+        advice += libraries.advice(fault)
+    return settled(tried), advice
 
 
 def _without_needless(search: _Search, best: Tried, earlier: Patch, before: Trial) -> Tried:

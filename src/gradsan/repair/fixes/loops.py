@@ -9,8 +9,9 @@ from __future__ import annotations
 import ast
 import textwrap
 
-from gradsan.model import Diagnosis, Fix
+from gradsan.model import Diagnosis, Fix, Label, NamedTensor
 from gradsan.repair.fixes import _blocks as blocks
+from gradsan.source.identifiers import chain_key
 from gradsan.source.rewrite.moving import is_whole_lines, names_bound, names_read
 from gradsan.source.tree import SourceFile, indentation_of
 
@@ -37,6 +38,8 @@ def step_after_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         return ()
     if not blocks.names_read(loop.body) & blocks.names_bound(loop.target):
         return ()  # without steps in between every round would do the same as the one before
+    if _called(saved, loop, diagnosis.tensor) & _calls_in(loop):
+        return ()  # every round computes anew with the parameters of its time: its step is not to wait
     # A loop over optimizers steps with each of them.
     own = next(one.statement for one in blocks.placements(written[0]) if one.source is source)
     call = blocks.method_call(own, "step") if own in set(ast.walk(step.statement)) else None
@@ -55,6 +58,24 @@ def step_after_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     if call is not None and not call.args and not call.keywords:
         found.append(_each_round(source, loop, own, call))
     return tuple(found)
+
+
+def _called(saved: Label, loop: ast.For, tensor: NamedTensor | None) -> set[str]:
+    """What the forward before the loop calls: modules that hold the parameter, and functions of the same file."""
+    owners = set(tensor.name.split(".")) if tensor is not None and tensor.name else set[str]()
+    found: set[str] = set()
+    for place in blocks.placements(saved):
+        if loop in set(ast.walk(place.statement)):
+            break
+        defined = {node.name for node in place.source.nodes if isinstance(node, ast.FunctionDef)}
+        found |= {name for name in _calls_in(place.statement) if name.rpartition(".")[2] in owners | defined}
+    return found
+
+
+def _calls_in(node: ast.AST) -> set[str]:
+    """The names that are called in ``node``, as ``self.net``."""
+    calls = (chain_key(one.func) for one in ast.walk(node) if isinstance(one, ast.Call))
+    return {name for name in calls if name is not None}
 
 
 def _only_clears(node: ast.stmt) -> bool:
