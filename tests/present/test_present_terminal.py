@@ -1,12 +1,13 @@
 import linecache
+from dataclasses import replace
 
 import pytest
 from rich.cells import cell_len
 from rich.text import Text
-from sample_reports import REPORTS, SOURCES, report, words
+from sample_reports import REPORTS, SOURCES, bridge, report, words
 
 from cases import each
-from gradsan.model import Diagnosis, Frame, Label
+from gradsan.model import Diagnosis, Fix, Frame, Label, Verification
 from gradsan.present import render_terminal
 
 
@@ -80,3 +81,22 @@ def test_control_characters_of_a_source_line_do_not_reach_the_terminal():
     row, underline = draw_one("a = '\x1b[31m' + b", 15, 16)
     assert row == " 1 │ a = '␛[31m' + b"
     assert underline.index("^") == row.index(" + b") + 3
+
+
+@pytest.mark.parametrize(("other", "is_shown"), [("passed", False), ("failed", True), ("not_run", True)])
+def test_a_failed_change_is_left_out_where_another_passed(other, is_shown):
+    diff = "--- a/t.py\n+++ b/t.py\n@@ -1 +1 @@\n-y.relu_()\n+y = y.{name}()\n"
+    fixes = tuple(
+        Fix(
+            "kind",
+            "preserved",
+            words("result of {op}", op=name),
+            diff=diff.format(name=name),
+            verification=Verification(how),
+        )
+        for name, how in (("relu", other), ("clone", "failed"))
+    )
+    made = report(replace(bridge().diagnoses[0], fixes=fixes))
+    shown = render_terminal(made, language="en", color=False, width=100, stacks=False, cwd=SOURCES)
+    assert "result of relu" in shown and "result of clone" in shown and "y = y.relu()" in shown
+    assert ("y = y.clone()" in shown) is is_shown

@@ -21,12 +21,15 @@ from gradsan.source.tree import source_line, source_lines
 _DIFF_STYLE = {"+": "green", "-": "red", "@": "cyan"}
 
 
-def draw_fix(fix: Fix, home: str | None, canvas: Canvas) -> Iterator[Text]:
-    """Draw one fix. Changed lines in another file than ``home`` are headed with that file's name."""
+def draw_fix(fix: Fix, home: str | None, canvas: Canvas, *, is_brief: bool = False) -> Iterator[Text]:
+    """Draw one fix. Changed lines in another file than ``home`` are headed with that file's name.
+
+    ``is_brief`` leaves the change itself out: for what failed while another fix passed.
+    """
     yield from canvas.remark("help", canvas.say(fix.summary))
-    if fix.lines:
+    if fix.lines and not is_brief:
         yield from _changed_lines(fix, home, canvas)
-    elif fix.diff:
+    elif fix.diff and not is_brief:
         for row in fix.diff.rstrip("\n").split("\n"):
             yield from _code(row, _DIFF_STYLE.get(row[:1], ""), "", canvas)
     standing = standing_of(fix, canvas)

@@ -126,8 +126,10 @@ def _draw_diagnosis(diagnosis: Diagnosis, stacks: bool, canvas: Canvas) -> Itera
     if gradient:
         yield from canvas.remark("gradient", gradient)
     primary = primary_label(diagnosis)
-    for fix in diagnosis.fixes:
-        yield from draw_fix(fix, primary.frame.file if primary else None, canvas)
+    results = [fix.verification.status for fix in diagnosis.fixes]
+    for fix, result in zip(diagnosis.fixes, results, strict=True):
+        is_brief = result == "failed" and "passed" in results
+        yield from draw_fix(fix, primary.frame.file if primary else None, canvas, is_brief=is_brief)
     for note in diagnosis.notes:
         yield from canvas.remark("note", canvas.say_short(note))
     yield from canvas.remark("more", f"gradsan explain {diagnosis.code}", QUIET_STYLE)
