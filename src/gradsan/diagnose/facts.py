@@ -86,6 +86,18 @@ class Facts:
         return tuple(write for write in self.writes if is_update(write) or (is_leaf and not renormalises(write)))
 
     @property
+    def updates_of_all(self) -> tuple[Write, ...]:
+        """The updates, and those of the other values at which this backward would have stopped next, one of each stack.
+
+        A loss may need parameters of several optimizers that have all stepped by then: a fix of one would not be one.
+        """
+        others = [write for one in self.conflict.further for write in examine(one).updates]
+        known: dict[object, Write] = {}
+        for write in sorted((*self.updates, *others), key=lambda one: one.clock):
+            known.setdefault(stack_of(write), write)
+        return tuple(known.values())
+
+    @property
     def first(self) -> Write | None:
         """The first relevant write."""
         return self.writes[0] if self.writes else None
@@ -97,6 +109,11 @@ _WAYS_OF_WRITING = {
     "add": ("add", "iadd", "sub", "isub"),
     "mul": ("mul", "imul", "div", "itruediv"),
 }
+
+
+def stack_of(write: Write) -> tuple[tuple[str, int], ...]:
+    """The lines of the user's frames that led to a write, outermost first."""
+    return tuple((frame.file, frame.line) for frame in write.site.user_frames)
 
 
 def _line(write: Write) -> tuple[str, int] | None:

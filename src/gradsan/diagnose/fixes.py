@@ -101,7 +101,7 @@ def update_after_backward(facts: Facts) -> tuple[Fix, ...]:
 
     Gradients do not change where nothing in between reads the written tensor; otherwise nothing is suggested.
     """
-    stacks = [update.site.user_frames for update in facts.updates]
+    stacks = [update.site.user_frames for update in facts.updates_of_all]
     used = facts.conflict.use.site.user_frames
     within = source.within_block(stacks, used, facts.conflict.save.site.user_frames)
     if within:
@@ -114,7 +114,7 @@ def update_after_backward(facts: Facts) -> tuple[Fix, ...]:
 
 def recompute_forward(facts: Facts) -> tuple[Fix, ...]:
     """Run the forward again after the step."""
-    stacks = [write.site.user_frames for write in facts.updates]
+    stacks = [write.site.user_frames for write in facts.updates_of_all]
     saved = facts.conflict.save.site.user_frames or None
     again = source.run_again(saved, stacks, facts.conflict.use.site.user_frames) if stacks else []
     return (_fix("recompute_forward", "changed", facts, again[0] if saved and again else ()),)

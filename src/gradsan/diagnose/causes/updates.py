@@ -13,9 +13,9 @@ from gradsan import source
 from gradsan.diagnose import build, carriers, fixes
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.collected import BuiltOnce, anew_or_cut, detach_held, detach_other_network, forget_collected
-from gradsan.diagnose.facts import Facts
+from gradsan.diagnose.facts import Facts, examine, stack_of
 from gradsan.diagnose.names import shared_level
-from gradsan.model import Bridge, Diagnosis, Fix, Label, Message, Site
+from gradsan.model import Bridge, Diagnosis, Fix, Label, Message, Site, Write
 
 
 def step_between_forward_and_backward(facts: Facts) -> Diagnosis | None:
@@ -38,10 +38,26 @@ def step_between_forward_and_backward(facts: Facts) -> Diagnosis | None:
         title=words,
         explanation=words,
         values={"update": label_texts.update_name(facts, update)},
-        labels=label_texts.standard(facts, used=Message("label.used_after_step", {"op": facts.op})),
+        labels=_labels(facts),
         fixes=_fixes(facts) if update else (),
         notes=tuple(notes),
     )
+
+
+def _labels(facts: Facts) -> tuple[Label, ...]:
+    """The labels of this value, and of the updates elsewhere that have overwritten others that the backward needs."""
+    known = {stack_of(write) for write in facts.writes}
+    beside: dict[object, tuple[Facts, Write]] = {}
+    for one in map(examine, facts.conflict.further):
+        for write in one.updates:
+            if stack_of(write) not in known:
+                beside.setdefault(stack_of(write), (one, write))
+    labels = label_texts.standard(facts, used=Message("label.used_after_step", {"op": facts.op}))
+    found = [(facts.updates[0].clock, tuple(one for one in labels if one.role == "written"))]
+    found += [(write.clock, label_texts.written(one, [write])) for one, write in beside.values()]
+    written = [label for _, several in sorted(found, key=lambda pair: pair[0]) for label in several]
+    saved, used = ([one for one in labels if one.role == role] for role in ("saved", "used"))
+    return (*saved, *written, *used)
 
 
 def _fixes(facts: Facts) -> tuple[Fix, ...]:
@@ -68,10 +84,12 @@ def _is_of_forward(facts: Facts) -> bool:
 
 
 def _learns_from_each(facts: Facts) -> bool:
-    """Whether a loop over several losses steps the borrowed network after each: it is to learn from this one, too."""
+    """Whether the borrowed network is to learn from this loss, too: its optimizer steps after each of the losses."""
     updated = [one for update in facts.updates for one in update.site.user_frames]
     made = [one for bridge in facts.conflict.borrowed for site in bridge.made_near for one in site.user_frames]
     used = facts.conflict.use.site.user_frames
+    if any(source.steps_again(used, update.site.user_frames) for update in facts.updates):
+        return True
     return any(source.are_updated_alike(one, other, updated) for one in made for other in used)
 
 

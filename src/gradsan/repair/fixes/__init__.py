@@ -24,6 +24,7 @@ from gradsan.repair.fixes import (
     own_copies,
     states,
     steps,
+    turns,
     views,
 )
 from gradsan.source.change import changed_lines
@@ -50,6 +51,7 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     states.state_in_module,
     copies.list_and_stack,
     states.renew_buffers,
+    turns.later_turn_first,
     chains.steps_behind_all,
     steps.reorder_step,
     steps.reorder_update,
@@ -128,7 +130,7 @@ def with_lines(diagnosis: Diagnosis) -> Diagnosis:
         has_lines = any(fix.lines for fix in fixes)
         fixes.sort(key=lambda fix: has_lines and fix.kind == "recompute_forward" and not fix.lines)
     # With several steps in between, moving or repeating one of them does not fix the others.
-    several = {chains.ALL_AT_ONCE, loops.ONCE} | ({loops.APART} if fixes and not fixes[0].lines else set())
+    several = {turns.FIRST, chains.ALL_AT_ONCE, loops.ONCE} | ({loops.APART} if fixes and not fixes[0].lines else set())
     fixes.sort(key=lambda fix: fix.summary.key not in several)
     return replace(diagnosis, fixes=copies.collect_each_value(diagnosis, tuple(fixes)))
 

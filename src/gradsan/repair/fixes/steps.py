@@ -87,9 +87,9 @@ def _is_cleared_between(place: blocks.Placed, steps: list[ast.stmt]) -> bool:
 def _later_call_first(written: tuple[Label, ...], used: Label) -> tuple[Fix, ...]:
     """Two calls of helpers that each run a backward and step: the later one moved before the one whose step wrote."""
     pairs = [pair for one in written if (pair := _outermost_pair(one, used)) is not None]
-    if len(pairs) < len(written) or len({pair[0].index for pair in pairs}) != 1:
+    if len(pairs) < len(written) or any(pair[1].statement is not pairs[0][1].statement for pair in pairs):
         return ()
-    earlier, later = pairs[0]
+    earlier, later = min(pairs, key=lambda pair: pair[0].index)
     calls = [place.statement.value for place in (earlier, later) if isinstance(place.statement, ast.Expr)]
     source, between = later.source, later.block[earlier.index : later.index]
     if len(calls) != 2 or earlier.index > later.index or not all(isinstance(one, ast.Call) for one in calls):

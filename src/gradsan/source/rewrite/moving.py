@@ -274,6 +274,15 @@ def names_read(nodes: Iterable[ast.AST]) -> set[str]:
     return {name for node in nodes for name in _names(node, ast.Load)}
 
 
+def names_exposed(nodes: Iterable[ast.stmt]) -> set[str]:
+    """The names that statements, run one after another, read before an assignment of theirs has bound them anew."""
+    read, bound = set[str](), set[str]()
+    for node in nodes:
+        read |= names_read([node]) - bound
+        bound |= names_bound([node]) if isinstance(node, ast.Assign | ast.AnnAssign) else set()
+    return read
+
+
 def _names(node: ast.AST, context: type[ast.expr_context] | UnionType) -> set[str]:
     """The names used in ``context`` within ``node``, except the variables of its comprehensions."""
     inner = list(ast.walk(node))

@@ -12,7 +12,14 @@ from gradsan.source.change import Change, insert_before
 from gradsan.source.flow import reaching
 from gradsan.source.identifiers import bindings_of, chain_key, leaf_name
 from gradsan.source.locate import statement_at
-from gradsan.source.rewrite.moving import blocks_around, is_whole_lines, names_bound, names_read, until_apart
+from gradsan.source.rewrite.moving import (
+    blocks_around,
+    is_whole_lines,
+    names_bound,
+    names_exposed,
+    names_read,
+    until_apart,
+)
 from gradsan.source.tree import SourceFile
 from gradsan.source.writing import definition_of
 
@@ -210,7 +217,7 @@ def _slice(
         if only_from is None or node in only_from or names_read([node]) & tainted:
             hanging.add(node)
             tainted |= names_bound([node])
-    needed = names_read(after)
+    needed = names_exposed(after)
     again: list[ast.stmt] = []
     for node in reversed(between):
         if isinstance(node, ast.FunctionDef) and node.name in needed:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.identifiers import assigned_names, imported_as
 from gradsan.source.locate import statement_at
+from gradsan.source.rewrite.moving import blocks_around, until_apart
 from gradsan.source.tree import SourceFile, Span, indentation_of
 from gradsan.source.writing import writes_beside, written_root
 
@@ -180,3 +182,27 @@ def _stays_within(source: SourceFile, statements: list[ast.stmt]) -> bool:
 
 def _mentions_gradient(node: ast.stmt) -> bool:
     return any(isinstance(one, ast.Attribute) and one.attr == "grad" for one in ast.walk(node))
+
+
+def steps_again(used: Sequence[Frame], updated: Sequence[Frame]) -> bool:
+    """Whether the first step after the backward at ``used`` is another one of the optimizer whose step updated.
+
+    Then the loss is to train that optimizer's parameters, too. Both are stacks of the user's frames, outermost first.
+    """
+    # Within a shared helper the two stacks belong to two of its calls, with an optimizer each.
+    above, below = until_apart(used, updated)
+    mine = {text for frame in below if (text := _stepping(frame)) is not None}
+    for _, block, node in blocks_around(above):
+        later = block[block.index(node) + 1 :]
+        for call in (one.value for one in later if isinstance(one, ast.Expr)):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "step":
+                return ast.unparse(call.func.value) in mine
+    return False
+
+
+def _stepping(frame: Frame) -> str | None:
+    """``opt`` of the statement ``opt.step()`` at a frame."""
+    statement = statement_at(frame)
+    call = statement.node.value if statement is not None and isinstance(statement.node, ast.Expr) else None
+    is_step = isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "step"
+    return ast.unparse(call.func.value) if is_step else None  # type: ignore[union-attr]

@@ -1,0 +1,118 @@
+"""An optimizer's turn (clear, backward, step) moved before those whose steps overwrite what its backward needs.
+
+A turn begins with clearing: what the moved backward leaves in the gradients of the other optimizers is gone before
+their own backward, so that every step gets the gradients that it was to get.
+"""
+
+from __future__ import annotations
+
+import ast
+from itertools import takewhile
+
+from gradsan.model import Diagnosis, Fix
+from gradsan.repair.fixes import _blocks as blocks
+from gradsan.source.identifiers import leaf_name
+from gradsan.source.rewrite.moving import is_whole_lines, names_bound
+from gradsan.source.rewrite.renewing import networks_of
+from gradsan.source.tree import SourceFile
+
+FIRST = "fix.turn_first"
+"""The message key of this fix."""
+
+
+def later_turn_first(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """Move the turn of the failing backward before the first turn whose step wrote."""
+    used, written = blocks.first(diagnosis, "used"), blocks.labels(diagnosis, "written")
+    pairs = [] if used is None or diagnosis.cause not in blocks.STEPPED else blocks.each_in_one_block(written, used)
+    if not pairs or any(one.block is not pairs[0][1].block for pair in pairs for one in pair):
+        return ()
+    place = pairs[0][1]
+    source, block = place.source, place.block
+    steps = [pair[0] for pair in pairs]
+    optimizers = [_of_step(source, one.statement) for one in steps]
+    later = blocks.next_optimizer(place)
+    if later is None or None in optimizers or later in optimizers or max(one.index for one in steps) >= place.index:
+        return ()
+    turn = _turn_around(source, place, later)
+    starts = [_start_of(source, block, one.index, name or "") for one, name in zip(steps, optimizers, strict=True)]
+    if not turn or None in starts:
+        return ()
+    first = min(one for one in starts if one is not None)
+    passed = block[first : block.index(turn[0])]
+    if not all(_is_of_turn(one) for one in passed) or names_bound(passed) or names_bound(turn):
+        return ()
+    # Of several backwards through one graph the last one frees it: what is moved before them must not.
+    if any(_keeps_graph(one) for one in passed) and not _keeps_graph(place.statement):
+        return ()
+    if not all(is_whole_lines(source, one) for one in (*turn, block[first])):
+        return ()
+    moved = range(_comments_above(source, turn[0]), source.span(turn[-1]).end_line + 1)
+    start = _comments_above(source, block[first])
+    text = "\n".join([*(source.lines[line - 1] for line in moved), source.lines[start - 1]])
+    lines = blocks.lines_changed(source, {**dict.fromkeys(moved, ""), start: text})
+    names = ", ".join(dict.fromkeys(one for one in optimizers if one is not None))
+    return (Fix.worded(FIRST, {"later": later, "earlier": names}, lines, keeps=True, kind="reorder_step"),)
+
+
+def _comments_above(source: SourceFile, node: ast.stmt) -> int:
+    """The line at which a statement begins with the comments right above it."""
+    line = source.span(node).line
+    while line > 1 and source.lines[line - 2].lstrip().startswith("#"):
+        line -= 1
+    return line
+
+
+def _of_step(source: SourceFile, node: ast.stmt) -> str | None:
+    """``opt`` of a statement ``opt.step()``."""
+    call = blocks.method_call(node, "step")
+    if call is None or call.args or call.keywords or not isinstance(call.func, ast.Attribute):
+        return None
+    return source.text(call.func.value)
+
+
+def _turn_around(source: SourceFile, place: blocks.Placed, optimizer: str) -> list[ast.stmt]:
+    """The statements from the clearing before a backward to the step of ``optimizer`` after it; empty if others lie."""
+    before = takewhile(lambda one: blocks.method_call(one, "zero_grad") is not None, place.block[place.index - 1 :: -1])
+    clearing = list(before)[::-1] if place.index else []
+    if not any(_clears(source, one, optimizer) for one in clearing):
+        return []
+    found = [*clearing, place.statement]
+    for node in place.block[place.index + 1 :]:
+        found.append(node)
+        if _of_step(source, node) == optimizer:
+            return found
+        if not _is_clip(node):
+            break
+    return []
+
+
+def _start_of(source: SourceFile, block: list[ast.stmt], step: int, optimizer: str) -> int | None:
+    """The index of the statement that clears the gradients of ``optimizer`` before the backward of its step."""
+    went_back = False
+    for index in range(step - 1, -1, -1):
+        if went_back and _clears(source, block[index], optimizer):
+            return index
+        went_back = went_back or blocks.method_call(block[index], "backward") is not None
+    return None
+
+
+def _clears(source: SourceFile, node: ast.stmt, optimizer: str) -> bool:
+    call = blocks.method_call(node, "zero_grad")
+    if call is None or not isinstance(call.func, ast.Attribute):
+        return False
+    return source.text(call.func.value) in {optimizer, *networks_of(source, optimizer)}
+
+
+def _is_of_turn(node: ast.stmt) -> bool:
+    """Whether a statement clears, walks back, clips or steps, and does nothing else."""
+    return _is_clip(node) or any(blocks.method_call(node, name) is not None for name in ("zero_grad", "backward", "step"))
+
+
+def _is_clip(node: ast.stmt) -> bool:
+    call = node.value if isinstance(node, ast.Expr) else None
+    return isinstance(call, ast.Call) and (leaf_name(call.func) or "").startswith("clip_grad_")
+
+
+def _keeps_graph(node: ast.stmt) -> bool:
+    call = blocks.method_call(node, "backward")
+    return call is not None and any(one.arg == "retain_graph" for one in call.keywords)
