@@ -119,3 +119,15 @@ def wraps_for_ranks(called: str) -> bool:
     Needed by ``from torch.nn.parallel import DistributedDataParallel as DDP``. Decides only which line a fix changes.
     """
     return called in _DATA_PARALLEL
+
+
+_DRAWING = re.compile(r"^(sample|draw)(_|$)|^(get|next|fetch|load|make|random)_(mini_?)?batch(es)?$")
+
+
+def draws_batch(function: str) -> bool:
+    """Whether a function is named like one that draws a batch: ``memory.sample_buffer()``, ``get_batch()``.
+
+    Needed by replay buffers of the user's own. Holds back a fix that would run the call again: it would give another
+    batch than the one that the rest of the round has.
+    """
+    return _DRAWING.search(function) is not None

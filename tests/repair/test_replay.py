@@ -6,9 +6,11 @@ from dataclasses import replace
 import pytest
 
 from cases import each
+from gradsan.launch.program import Target
 from gradsan.model import Diagnosis, Fix, Frame, Label, Message
 from gradsan.repair import Limits, find_fixes, runs_well, why_untried
 from gradsan.repair.search import is_replayable, reference_for, was_refused
+from gradsan.repair.trials.runner import Runner
 from gradsan.repair.trials.trial import Recording, Request, Trial
 from gradsan.text import say
 
@@ -75,6 +77,13 @@ ANOTHER_ERROR = """
 """
 
 
+SET_OF_TENSORS = """
+    import torch
+    ends = [torch.full((), float(number)) for number in range(200)]
+    print([int(one) for one in {*ends}])
+"""
+
+
 def search(tmp_path, monkeypatch, text, **limits):
     (tmp_path / "main.py").write_text(textwrap.dedent(text))
     monkeypatch.chdir(tmp_path)
@@ -101,6 +110,15 @@ def test_unrepeatable_programs_are_named_so(tmp_path, monkeypatch):
     assert (fix.verification.status, fix.meaning, fix.applicability) == ("passed", "changed", "review")
     assert fix.verification.gradient_difference is None
     assert "two runs" in say(fix.how_changed, "en")
+
+
+def test_objects_lie_elsewhere_where_two_runs_are_to_tell_chance(tmp_path):
+    path = tmp_path / "main.py"
+    path.write_text(textwrap.dedent(SET_OF_TENSORS))
+    request = Request(("script", str(path), ()), "watch", {}, 0, 60.0)
+    with Runner(Target("script", str(path), ())) as runner:
+        printed = [runner.run(replace(request, shifted=shifted)).all_texts for shifted in (False, False, True)]
+    assert printed[0] == printed[1] != printed[2]
 
 
 def test_a_program_that_has_another_error_too_is_mended_up_to_there(tmp_path, monkeypatch):

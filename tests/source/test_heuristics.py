@@ -11,6 +11,11 @@ from gradsan import heuristics
     [
         (heuristics.is_named_in_place, ["scale_", "_scale_", "add_noise_"], ["scale", "__call__", "__iadd__"]),
         (
+            heuristics.draws_batch,
+            ["sample_buffer", "sample", "draw_transitions", "get_batch", "next_minibatch", "random_batches"],
+            ["resample", "drawing", "batch_norm", "get_batch_size", "sampler"],
+        ),
+        (
             heuristics.sets_up,
             ["Net.init_state", "reset_parameters", "_build"],
             ["initial", "loader", "forward"],

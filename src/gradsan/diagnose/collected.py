@@ -259,7 +259,8 @@ class BuiltOnce:
     """The value ``name``, bound by the statement at ``bound_at``.
 
     ``made`` are the frames of the operation that made it, outermost first, ``used`` that of the later round's backward.
-    ``is_trained``: the later loss trains all that the value was computed from in another way, too.
+    ``is_trained``: the later loss trains all that the value was computed from in another way, too. ``is_nobodys``:
+    nothing trains what it was computed from: a target network, a teacher.
     """
 
     name: str | Message
@@ -267,6 +268,7 @@ class BuiltOnce:
     made: Sequence[Frame]
     used: Frame | None
     is_trained: bool = False
+    is_nobodys: bool = False
 
 
 def anew_or_cut(once: BuiltOnce) -> tuple[Fix, ...]:
@@ -283,7 +285,7 @@ def anew_or_cut(once: BuiltOnce) -> tuple[Fix, ...]:
     holder = _holder_bound(once)
     is_cached = any(one.function.endswith("__init__") or source.is_filled_once(one) for one in once.made)
     is_stored = ("[" in once.name and holder is None and not is_cached) or _taken_out(once) is not None
-    if is_stored or (bound_at is None and "." in once.name and holder is not None):
+    if once.is_nobodys or is_stored or (bound_at is None and "." in once.name and holder is not None):
         # A part of a batch or a rollout, whose data would be computed again, too; or what a method has stored.
         return *without, again
     # A loss's target keeps its computed value; a name that suggests one puts the detach first, and a run decides.

@@ -95,6 +95,7 @@ def gather_second_backward(context: Context) -> tuple[Clue, ...]:
                 # A number built once is a term of the loss: as a constant, it would have no effect.
                 "is_trained": bool(info and info[0])
                 and _leaves(walk.engine_order([join.older])) <= _leaves(_younger(order, by)),
+                "is_nobodys": join.younger is not None and borrowed.is_nobodys(core, join.older, by.clock),
                 "ran_again": _ran_again(context, (joined_at, saved_at), order, by),
                 **({} if info is None else dict(zip(("shape", "dtype", "device"), info, strict=True))),
             },

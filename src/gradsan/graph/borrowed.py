@@ -169,6 +169,22 @@ def retained_for(steps: StepLog, backwards: BackwardLog, backward: BackwardRecor
     return None if is_shared else symbolise(kept[0].stack)
 
 
+def is_nobodys(core: Log, older: Node, since: int) -> bool:
+    """Whether a graph computes with parameters only, none of which an optimizer has, and which stay as they are.
+
+    A frozen copy, a teacher, a target network: nothing learns from a gradient that reaches them. Parameters that are
+    updated by hand (written after ``since``) may well learn.
+    """
+    leaves = list(walk.leaves_of(walk.engine_order([older])))
+    storages = {_torch.storage_identity(one) for one in leaves}
+    if not leaves or not all(isinstance(one, torch.nn.Parameter) for one in leaves):
+        return False
+    if any(raw.storage in storages for raw in map(RawWrite._make, core.writes_after(since))):
+        return False
+    held = {_torch.storage_identity(one) for one in _torch.parameters_of(*optimizers_alive())}
+    return bool(held) and held.isdisjoint(storages)
+
+
 def _moved(steps: StepLog, since: int, until: int) -> set[int]:
     """Return the storages that optimizers have stepped between two times of the clock."""
     return {one for record in steps.steps if since < record.clock < until for one in record.storages}

@@ -140,7 +140,7 @@ class Judge:
         if not (self.is_replayable and trial.recording.finished) or faults_of(trial):
             return False
         training = self.training(trial)
-        has_differences = bool(training.differs_in) and not (training.drawn or training.parameters)
+        has_differences = bool(training.differs_in) and not training.drawn
         return has_differences and compare(*self._compared(trial)[:2]).is_equal
 
     def _how_changed(self, comparison: Comparison) -> Message:

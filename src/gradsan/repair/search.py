@@ -145,8 +145,8 @@ class _Search:
     reference: Request
 
     def noise(self) -> frozenset[str]:
-        """The differences between two runs of the reference."""
-        return frozenset(self.judge.training(self.runner.run(self.reference)).differs_in)
+        """The differences between two runs of the reference: of chance, or of the addresses at which objects lie."""
+        return frozenset(self.judge.training(self.runner.run(replace(self.reference, shifted=True))).differs_in)
 
 
 def find_fixes(

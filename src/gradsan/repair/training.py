@@ -57,7 +57,7 @@ class Training:
             self.drawn,
             self.overwritten,
             rest(self.numbers),
-            self.parameters,
+            self.parameters and "parameters" not in noise,
         )
 
 

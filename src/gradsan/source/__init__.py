@@ -54,7 +54,9 @@ _NAMES = {
     "cut_scopes": "context_around is_called_with_graph is_conditional",
     "cuts": "Cut Live find_cuts grad_switched_off takes_cut",
     "flow": "runs_more_often",
-    "gradients": "clears_each_part graph_for_gradient kept_gradient makes_discrete reads_gradients",
+    "gradients": (
+        "clears_each_part graph_for_gradient kept_gradient makes_discrete reads_gradient_beside reads_gradients"
+    ),
     "identifiers": "assigned_names consumed_names dropped_update",
     "kept": (
         "Addition added_to_optimizer additions are_later_rounds are_updated_alike assignments chooses_parameters "

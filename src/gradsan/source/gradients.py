@@ -40,6 +40,15 @@ def reads_gradients(file: str) -> bool:
     return source is None or any(_is_gradient_read(source, node) for node in source.nodes)
 
 
+def reads_gradient_beside(frame: Frame) -> bool:
+    """Whether the function around a statement, or the file where there is none, reads some ``.grad``; True in doubt."""
+    statement = statement_at(frame)
+    if statement is None:
+        return True
+    nodes = statement.source.nodes if statement.function is None else ast.walk(statement.function)
+    return any(_is_gradient_read(statement.source, node) for node in nodes)
+
+
 def clears_each_part(cleared: Frame, backward: Frame, step: Frame) -> bool:
     """Whether a loop divides its loss by the number of iterations per step, yet clears gradients in each iteration.
 

@@ -107,8 +107,15 @@ def _built_once(facts: Facts) -> tuple[Fix, ...]:
             bound_at = source.binding_of([one for one in made if source.in_same_function(one, used)], root)
             if bound_at is not None and source.are_later_rounds(bound_at, used, updated):
                 at = bound_at if root == bridge.name else None
-                return anew_or_cut(BuiltOnce(bridge.name, at, [bound_at], used))
+                return anew_or_cut(BuiltOnce(bridge.name, at, [bound_at], used, is_nobodys=_follows_others(facts)))
     return ()
+
+
+def _follows_others(facts: Facts) -> bool:
+    """Whether the parameters are written by hand alone, where no gradient is read: those of a target network."""
+    stacks = [update.site.user_frames for update in facts.updates_of_all]
+    by_hand = all(update.kind != "step" for update in facts.updates_of_all) and all(stacks)
+    return by_hand and not any(source.reads_gradient_beside(one) for stack in stacks for one in stack[-1:])
 
 
 def state_carried_over(facts: Facts) -> Diagnosis | None:

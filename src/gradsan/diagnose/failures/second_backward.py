@@ -210,13 +210,13 @@ def _once(case: _Case) -> Diagnosis:
     # Without an update, recomputing gives the same values: the losses of several tasks, one after another.
     kept = () if case.updated is not None else (_keep_graph(case),)
     made = () if case.bridge.site is None else case.bridge.site.user_frames
-    is_trained = bool(case.bridge.values.get("is_trained"))
-    first = anew_or_cut(BuiltOnce(case.name, case.bound_at, made, used, is_trained))
+    learning = tuple(bool(case.bridge.values.get(key)) for key in ("is_trained", "is_nobodys"))
+    first = anew_or_cut(BuiltOnce(case.name, case.bound_at, made, used, *learning))
     for other in case.failure.clues_of("further"):
         made = () if other.site is None else other.site.user_frames
         bound = source.bound_name(made) if made else None
         if bound is not None and bound[0] != case.name:
-            beside = anew_or_cut(BuiltOnce(other.name or bound[0], bound[1], made, used, is_trained))
+            beside = anew_or_cut(BuiltOnce(other.name or bound[0], bound[1], made, used, *learning))
             first = tuple(joined(one, beside) or one for one in first)
     if case.freed_by.values.get("same_loss"):
         first = first[:1]  # a loss without a graph would train nothing

@@ -131,8 +131,12 @@ def with_lines(diagnosis: Diagnosis) -> Diagnosis:
         fixes.sort(key=lambda fix: has_lines and fix.kind == "recompute_forward" and not fix.lines)
     # With several steps in between, moving or repeating one of them does not fix the others.
     several = {turns.FIRST, chains.ALL_AT_ONCE, loops.ONCE} | ({loops.APART} if fixes and not fixes[0].lines else set())
-    fixes.sort(key=lambda fix: fix.summary.key not in several)
+    fixes.sort(key=lambda fix: fix.summary.key not in several and not _is_call_first(fix))
     return replace(diagnosis, fixes=copies.collect_each_value(diagnosis, tuple(fixes)))
+
+
+def _is_call_first(fix: Fix) -> bool:
+    return fix.summary.key == steps.CALL_FIRST and fix.meaning == "preserved"
 
 
 def fixes_to_try(diagnoses: Iterable[Diagnosis]) -> int:

@@ -18,6 +18,7 @@ from gradsan.source.kept import is_kept_here, kept_since
 from gradsan.source.rewrite.moving import is_whole_lines, names_read
 from gradsan.source.rewrite.renewing import (
     constructs,
+    draws_again,
     run_again,
     run_again_for_next_round,
 )
@@ -82,7 +83,11 @@ def _moved(made: Label, used: Label) -> Iterator[Fix | None]:
     if method_receiver(used.frame) in blocks.names_bound(pair[0].statement):
         starts.reverse()  # the loss itself: what it was computed from has been freed with it
     for first in starts:
-        yield None if first is None else _put_into(first, loop, "rebuild_in_loop", pair[1].statement)
+        yield (
+            None
+            if first is None
+            else _put_into(first, loop, "rebuild_in_loop", pair[1].statement, needed=pair[0].statement)
+        )
 
 
 def _loop_of(node: ast.stmt) -> ast.For | ast.While | None:
@@ -132,11 +137,16 @@ def _into_function(made: Label, used: Label) -> Fix | None:
 
 
 def _put_into(
-    first: blocks.Placed, loop: ast.For | ast.While | ast.FunctionDef, words: str, around: ast.stmt | None = None
+    first: blocks.Placed,
+    loop: ast.For | ast.While | ast.FunctionDef,
+    words: str,
+    around: ast.stmt | None = None,
+    needed: ast.stmt | None = None,
 ) -> Fix | None:
     """The statement ``first``, and those that depend on it, at the start of ``loop``.
 
     ``around`` is the later statement of the same block that contains the loop; None where it is the loop itself.
+    ``needed`` must be among them. None where they draw a batch or random numbers, which the rest of the round shares.
     """
     around = around or loop
     source, index = first.source, first.block.index(around)
@@ -148,7 +158,9 @@ def _put_into(
     moving = _depending(between, blocks.names_read(read))
     if not moving or not all(_bound(node) and is_whole_lines(source, node) for node in moving):
         return None
-    if any(constructs(source, node) for node in moving):
+    if any(constructs(source, node) for node in moving) or (needed is not None and needed not in moving):
+        return None
+    if first.statement is not needed and draws_again(one for node in moving for one in ast.walk(node)):
         return None
     bound = set().union(*map(_bound, moving))
     body = source.span(_first_after_docstring(loop))

@@ -11,9 +11,13 @@ import ast
 from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.identifiers import leaf_name
+from gradsan.source.locate import statement_at
 from gradsan.source.rewrite.moving import is_whole_lines, move_behind
 from gradsan.source.rewrite.renewing import networks_of
 from gradsan.source.tree import SourceFile, indentation_of
+
+CALL_FIRST = "fix.reorder_calls"
+"""The message key of a later call of a helper moved before an earlier one."""
 
 
 def reorder_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
@@ -108,7 +112,21 @@ def _later_call_first(written: tuple[Label, ...], used: Label) -> tuple[Fix, ...
     changes = blocks.removed(source, later.statement)
     changes[start] = f"{blocks.text_of(source, later.statement)}\n{source.lines[start - 1]}"
     values = {"later": source.text(calls[1]), "earlier": source.text(calls[0])}
-    return (blocks.fix("reorder_step", blocks.lines_changed(source, changes), "reorder_calls", **values),)
+    # Where each call clears first, what the moved backward leaves in other gradients is gone before their own.
+    keeps = all(_clears_first(one) for one in written)
+    lines = blocks.lines_changed(source, changes)
+    return (Fix.worded(CALL_FIRST, values, lines, keeps=keeps, kind="reorder_step"),)
+
+
+def _clears_first(written: Label) -> bool:
+    """Whether the function that steps clears gradients before its backward."""
+    statement = statement_at(blocks.user_frames(written)[-1])
+    calls = [] if statement is None or statement.function is None else list(ast.walk(statement.function))
+    lines = {
+        name: [one.lineno for one in calls if isinstance(one, ast.Call) and leaf_name(one.func) == name]
+        for name in ("zero_grad", "backward")
+    }
+    return bool(lines["zero_grad"] and lines["backward"]) and min(lines["zero_grad"]) < min(lines["backward"])
 
 
 def _outermost_pair(first: Label, second: Label) -> tuple[blocks.Placed, blocks.Placed] | None:

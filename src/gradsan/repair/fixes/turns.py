@@ -105,7 +105,9 @@ def _clears(source: SourceFile, node: ast.stmt, optimizer: str) -> bool:
 
 def _is_of_turn(node: ast.stmt) -> bool:
     """Whether a statement clears, walks back, clips or steps, and does nothing else."""
-    return _is_clip(node) or any(blocks.method_call(node, name) is not None for name in ("zero_grad", "backward", "step"))
+    return _is_clip(node) or any(
+        blocks.method_call(node, name) is not None for name in ("zero_grad", "backward", "step")
+    )
 
 
 def _is_clip(node: ast.stmt) -> bool:

@@ -23,7 +23,7 @@ from gradsan.model import Diagnosis
 from gradsan.repair.libraries import imported_files, own_files
 from gradsan.repair.trials.redirecting import Redirecting, Uncovered
 from gradsan.repair.trials.scratch import Scratch, caches
-from gradsan.repair.trials.state import seed_generators
+from gradsan.repair.trials.state import seed_generators, shifted_addresses
 from gradsan.repair.trials.trial import Recording, Request, lay_over, text_of
 from gradsan.source.tree import source_line
 
@@ -181,6 +181,7 @@ def run_request(request: Request) -> tuple[int, bool]:
     own_path = gradsan_path()
     stage = take_stage(launch)
     seed_generators()
+    kept = shifted_addresses() if request.shifted else []
     files, logged = _led_files(request), _logged()
     call_after_torch_import(watch.start)
     began = time.perf_counter()
@@ -190,6 +191,7 @@ def run_request(request: Request) -> tuple[int, bool]:
         if watch.started and ending.status == 0:
             watch.look_at_end(stage)
     seconds = time.perf_counter() - began
+    kept.clear()
     files.stop()
     if not watch.started:
         recording = Recording(finished=ending.status == 0, exception=ending.exception)

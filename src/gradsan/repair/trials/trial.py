@@ -37,7 +37,8 @@ class Request:
     (see ``repair.allowances``); ``result`` is the file for the answer, beside which files that the program writes are
     kept; with ``lets_through`` it may write elsewhere, and start processes. ``searches``: the origin of NaN and Inf is
     searched for. ``compiling``: the run is one of those that compare compiled code with eager code. ``hears_calls``:
-    module calls that repeat another are counted.
+    module calls that repeat another are counted. ``shifted``: objects lie at other addresses than in the run before,
+    and a set of tensors has another order.
     """
 
     target: tuple[str, str, tuple[str, ...]]
@@ -55,6 +56,7 @@ class Request:
     searches: bool = False
     compiling: Compiling | None = None
     hears_calls: bool = False
+    shifted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

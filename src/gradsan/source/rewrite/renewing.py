@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from gradsan.heuristics import class_names
+from gradsan.heuristics import class_names, draws_batch
 from gradsan.model import Frame, Lines
 from gradsan.source.change import Change, insert_before
 from gradsan.source.flow import reaching
@@ -119,7 +119,13 @@ def _draws(again: list[ast.stmt], saved: Sequence[Frame], but: set[ast.Call]) ->
         at, inner = statement_at(above), statement_at(below)
         if at is not None and inner is not None and inner.function is not None and at.node in nodes:
             nodes += ast.walk(inner.function)
-    return any(isinstance(one, ast.Call) and leaf_name(one.func) in _DRAWING for one in nodes)
+    return draws_again(nodes)
+
+
+def draws_again(nodes: Iterable[ast.AST]) -> bool:
+    """Whether one of the nodes is a call that draws random numbers or a batch, and would draw others if run again."""
+    names = [leaf_name(one.func) or "" for one in nodes if isinstance(one, ast.Call)]
+    return any(name in _DRAWING or draws_batch(name) for name in names)
 
 
 def run_again_for_next_round(
