@@ -16,7 +16,7 @@ import functools
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -135,8 +135,9 @@ class Functions(Detector):
                         function_conflicts.of_kept, core, steps, backward, node, kept, path, noted, overwritten
                     ),
                 )
+        uses = _uses_of(self._unmarked, order)
         for unmarked in list(self._unmarked):
-            use = _used_after(unmarked, order)
+            use = _used_after(unmarked, uses)
             if use is not None:
                 self._findings.add(
                     (unmarked.stack, unmarked.position, use.name()),
@@ -305,7 +306,21 @@ def _edge(tensor: torch.Tensor) -> tuple[int, int]:
     return _torch.node_sequence(tensor.grad_fn) or -1, tensor.output_nr
 
 
-def _used_after(unmarked: Unmarked, order: list[Node]) -> Any:
+def _uses_of(unmarked: Iterable[Unmarked], order: list[Node]) -> dict[tuple[int, int], list[tuple[int, int, Node]]]:
+    """Return the Nodes that use the graphs which the overwritten inputs had before, by edge: place, number, Node."""
+    uses: dict[tuple[int, int], list[tuple[int, int, Node]]] = {
+        edge: [] for one in unmarked for edge in (one.edge, one.whole) if edge is not None
+    }
+    for place, node in enumerate(reversed(order) if uses else ()):
+        number = _torch.node_sequence(node)
+        for child, output in node.next_functions if number is not None else ():
+            end = None if child is None else _torch.node_sequence(child)
+            if end is not None and number is not None and (end, output) in uses:
+                uses[end, output].append((place, number, node))
+    return uses
+
+
+def _used_after(unmarked: Unmarked, uses: dict[tuple[int, int], list[tuple[int, int, Node]]]) -> Node | None:
     """Return the first Node made after the Function that uses the graph which the overwritten input had before.
 
     A base overwritten through a view counts as used by any Node but a further view, which may be of another part.
@@ -313,15 +328,10 @@ def _used_after(unmarked: Unmarked, order: list[Node]) -> Any:
     # The ident of an ended thread is reused by another, whose Nodes are numbered from 0 again.
     if unmarked.owner() is not threading.current_thread():
         return None
-    for node in reversed(order):
-        number = _torch.node_sequence(node)
-        if number is None or number <= unmarked.number:
-            continue
-        for child, output in node.next_functions:
-            end = None if child is None else (_torch.node_sequence(child), output)
-            if end == unmarked.edge or (end is not None and end == unmarked.whole and not _torch.makes_view(node)):
-                return node
-    return None
+    own = uses[unmarked.edge]
+    if unmarked.whole is not None and unmarked.whole != unmarked.edge:
+        own = own + [use for use in uses[unmarked.whole] if not _torch.makes_view(use[2])]
+    return min((use for use in own if use[1] > unmarked.number), key=lambda use: use[0], default=(0, 0, None))[2]
 
 
 @cached_by_class

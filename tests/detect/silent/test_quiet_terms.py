@@ -13,6 +13,7 @@ from torch import nn
 
 import gradsan
 from cases import each
+from gradsan.detect.meaning.terms import cut_terms
 
 ROUNDS = 6
 FROZEN = nn.Linear(3, 2).requires_grad_(False)
@@ -34,6 +35,19 @@ def density_that_a_library_adds_up() -> None:
     for _ in range(ROUNDS):
         x = where * 1
         _fit(optimizer, names["density"](x, x.view(3), (x - 1).pow(2).sum()))
+
+
+def constants_that_a_library_adds_in_the_line_of_a_number() -> None:
+    """``loss.item()`` is printed in the line in which a library adds a constant to the next loss."""
+    names: dict[str, Any] = {}
+    text = "def likelihood(x):\n    return x.pow(2).sum() + 0.9189385332046727\n"
+    exec(compile(text, "/lib/site-packages/points/normal.py", "exec"), names)
+    net, data, density = nn.Linear(5, 4), torch.randn(8, 5), names["likelihood"]
+    optimizer, logged = torch.optim.SGD(net.parameters(), lr=0.01), list[float]()
+    # fmt: off
+    for _ in range(ROUNDS):
+        optimizer.zero_grad(); loss = density(net(data)); loss.backward(); logged.append(loss.item()); optimizer.step()  # noqa: E702
+    # fmt: on
 
 
 def parameters_that_are_only_checked() -> None:
@@ -183,6 +197,7 @@ def test_a_constant_on_purpose_is_not_reported(cons: Any) -> None:
 
 
 PROGRAMS = (
+    constants_that_a_library_adds_in_the_line_of_a_number,
     density_that_a_library_adds_up,
     parameters_that_are_only_checked,
     entropies_of_a_fixed_spread,
@@ -199,3 +214,19 @@ PROGRAMS = (
 @pytest.mark.parametrize("mode", ["watch", "deep"])
 def test_not_a_warning(mode: str) -> None:
     assert warnings_about(PROGRAMS, mode) == {}
+
+
+def test_a_line_that_adds_many_terms_looks_for_a_name_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A solver adds hundreds of detached values to its losses; a search for names takes milliseconds."""
+    looked = []
+    monkeypatch.setattr(cut_terms, "_name_of", lambda *_: looked.append(1))
+    net = nn.Linear(5, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    with gradsan.watch():
+        for _ in range(ROUNDS):
+            out = net(torch.randn(8, 5))
+            loss = out.pow(2).mean()
+            for _ in range(30):
+                loss = loss + (out.detach() + 1).norm()
+            _fit(optimizer, loss)
+    assert len(looked) == 1

@@ -6,6 +6,7 @@ import inspect
 import itertools
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -81,7 +82,7 @@ class Evidence:
             return None
         node, own, joined = found
         if top is None:
-            is_data = not self._are_computed(joined) or _is_one_by_one(leaf, own, joined)
+            is_data = not self._are_computed(joined) or _is_one_by_one(leaf, own, joined) or _is_of_a_library(leaf)
             return None if is_data or _reads_gradients(self._stack) else "alone"
         is_own = any(held is leaf for held in top.parameters(recurse=False))
         is_whole = top.training and not type(top).__module__.startswith("torch.")
@@ -211,6 +212,16 @@ def _top_modules() -> list[nn.Module]:
     modules = [one for one in naming.all_modules_alive() if _is_complete(one)]
     inner = {id(child) for one in modules for child in one.children()}
     return [one for one in modules if id(one) not in inner]
+
+
+def _is_of_a_library(leaf: Any) -> bool:
+    """Whether a module of an installed package holds a leaf as a buffer or in an attribute, for its own use."""
+    for module in naming.all_modules_alive():
+        file = getattr(sys.modules.get(type(module).__module__), "__file__", None)
+        is_own = file is None or is_user_file(file) or type(module).__module__.startswith("torch.")
+        if not is_own and any(one is leaf for one in _inside(vars(module).values())):
+            return True
+    return False
 
 
 def _is_complete(module: nn.Module) -> bool:

@@ -17,6 +17,8 @@ of the term, ``how``: ``no_grad``, ``discrete`` or ``detached``), ``added`` (whe
 from __future__ import annotations
 
 import collections
+import functools
+import operator
 import sys
 from dataclasses import dataclass
 from types import FrameType
@@ -89,6 +91,7 @@ class CutTerms(RoundDetector):
         super().__init__(run)
         self._held: dict[int, _Held] = {}
         self._joined: list[_Joined] = []
+        self._names = self._notes(dict[RawStack, str | None]())
         self._left = self._notes(dict[int, tuple[Any, Cut]]())
 
     def left(self, leaf: torch.Tensor) -> Cut | None:
@@ -143,8 +146,11 @@ class CutTerms(RoundDetector):
 
     def _join(self, node: Node, made: Any, term: _Held) -> None:
         facts = {**_torch.facts_of(made), "shape": ()}
-        name = _name_of(term, sys._getframe(1))
-        self._joined.append(_Joined(_torch.node_sequence(node), term.cuts, self._core.stack(), name, facts))
+        stack = self._core.stack()
+        # To look for a name takes milliseconds, and a line may add up hundreds of terms in a round.
+        if stack not in self._names:
+            self._names[stack] = _name_of(term, sys._getframe(1))
+        self._joined.append(_Joined(_torch.node_sequence(node), term.cuts, stack, self._names[stack], facts))
 
     def _follow(self, op: str, made: Any, given: list[Any], held: list[_Held]) -> None:
         cuts = tuple(dict.fromkeys(cut for one in held for cut in one.cuts))
@@ -229,9 +235,11 @@ def _name_of(held: _Held, frame: FrameType) -> str | None:
     """Return the program's name of a term, or of the value that it is a multiple of."""
     for weak in (held.weak, held.unscaled):
         tensor = None if weak is None else weak()
-        names = [] if tensor is None else naming.names_of(tensor, frame)
-        if names:
-            return names[0].text
+        if tensor is not None:
+            found = naming.find(frame, functools.partial(operator.is_, tensor))
+            best = min(found, key=lambda one: one.depth, default=None)
+            if best is not None:
+                return best.path
     return None
 
 

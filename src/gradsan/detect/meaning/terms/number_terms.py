@@ -2,8 +2,8 @@
 
 A number has no history, so numbers are compared: ``item()``, ``float()`` or ``tolist()`` of a value with a graph gave
 ``v`` in each of three rounds, and a line added ``w`` times that to a scalar with a graph, with one ``w`` for all of
-them. Where the number is taken at the very line of the sum, one round suffices. Only sums and constant factors lie
-between there and the loss, whose backward runs through the values that the number was computed from.
+them. Where the number is taken within the very sum, one round suffices. Only sums and constant factors lie between
+there and the loss, whose backward runs through the values that the number was computed from.
 
 A number that becomes a tensor again (``torch.tensor(v)``) counts, too.
 
@@ -31,7 +31,7 @@ from gradsan import _torch
 from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.detect.meaning.terms.constant_terms import SUMS, linear_below
 from gradsan.detect.meaning.terms.cut_terms import ROW, Cut, CutTerms, numbers_below
-from gradsan.model import Clue, Frame
+from gradsan.model import Clue, Frame, Site
 from gradsan.record.detector import Run
 from gradsan.record.log import RawStack
 from gradsan.record.stacks import is_of_program, symbolise
@@ -209,9 +209,7 @@ class NumberTerms(RoundDetector):
             least, most = min(series.taken), max(series.taken)
             is_same = len(series.taken) >= _ROUNDS_COMPARED and most - least > _APART * max(abs(least), abs(most))
             is_term = use.op in _ADDS or abs(weight) < _BASELINE
-            here = symbolise(stack).user_frame
-            is_here = here is not None and (line[0].file, line[0].line) == (here.file, here.line)
-            found = found or ((is_same or is_here) and is_term)
+            found = found or ((is_same or _is_within(line[0], symbolise(stack))) and is_term)
         return found
 
     def _tell(self, entry: RawBackward, taken: _Taken, stack: RawStack, use: _Use) -> None:
@@ -230,6 +228,20 @@ def _number(given: Any) -> float | None:
     if type(given) in _torch.PLAIN_TENSORS and given.is_cpu and not given.requires_grad and given.numel() == 1:
         return float(given) if given.is_floating_point() else None
     return given if isinstance(given, float) else None
+
+
+def _is_within(taken: Frame, added: Site) -> bool:
+    """Whether the program took a number in the expression that adds it: ``loss = nll + kl.item()``."""
+    here = added.user_frame
+    if here is None or added.inner_frames or here.file != taken.file:
+        return False
+    starts, ends = (
+        [(here.line, here.column), (taken.line, taken.column)],
+        [(taken.end_line, taken.end_column), (here.end_line, here.end_column)],
+    )
+    edges = [*starts, *ends]
+    places = [(line, column) for line, column in edges if line is not None and column is not None]
+    return len(places) == len(edges) and places == sorted(places)
 
 
 def _is_near(one: float, other: float, share: float) -> bool:

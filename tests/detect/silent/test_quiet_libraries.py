@@ -1,0 +1,61 @@
+"""Right programs with leaves that an installed package keeps for itself (GS423): not a warning, in either mode."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import gradsan
+from cases import each
+from gradsan.record.recorder import recorder
+
+LIBRARY = """
+import torch
+from torch import nn
+
+class Codes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("zero", torch.tensor(0.0), persistent=False)
+        self.zero.requires_grad_()
+
+    def forward(self, x):
+        return x + (x.round() - x).detach(), self.zero * x.pow(2).mean()
+"""
+PROGRAM = """
+import torch
+from copies import Codes
+net, codes = torch.nn.Linear(3, 4), Codes()
+optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+for _ in range(6):
+    code, extra = codes(net(torch.randn(8, 3)))
+    loss = code.pow(2).mean() + extra
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@each("mode", ["watch", "deep"])
+def test_not_a_warning(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packages = tmp_path / mode / "site-packages"
+    packages.mkdir(parents=True)
+    (packages / "copies.py").write_text(LIBRARY, encoding="utf-8")
+    program = packages.parent / "train.py"
+    program.write_text(PROGRAM, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(packages))
+    monkeypatch.delitem(sys.modules, "copies", raising=False)
+    recorder().core.clear()
+    torch.manual_seed(0)
+    watched = gradsan.watch(mode)
+    # What calls the program is no code of the user's, as under ``gradsan run``.
+    thread = threading.Thread(target=watched(runpy.run_path), args=(str(program),))
+    thread.start()
+    thread.join()
+    monkeypatch.delitem(sys.modules, "copies", raising=False)
+    assert [(one.code, one.severity) for one in watched.diagnoses if one.severity != "note"] == []
