@@ -104,6 +104,10 @@ def gather_second_backward(context: Context) -> tuple[Clue, ...]:
     clues += [Clue("bridge_made", site) for site in borrowed.sites_near(core, join.older, backward.thread)]
     if join.younger is not None:
         clues += [Clue("bridge_taken", site) for site in borrowed.sites_near(core, join.younger, backward.thread)]
+    first = _first_freed(join.older)
+    if first is not None and first is not join.older:
+        made_at = _saved(first, 0, _made_at(core, first, backward.thread))
+        clues.append(Clue("freed_first", made_at.site, op=made_at.op))
     for older, output in _further(order, by, join.older):
         site = _saved(older, output, _made_at(core, older, backward.thread)).site
         clues.append(Clue("further", site, name=naming.name_of_output(older, context.frame), op=older.name()))
@@ -164,6 +168,12 @@ def _further(order: list[Node], by: PastBackward, known: Node) -> list[tuple[Nod
     others = ((child, output) for child, output in edges if child is not known)
     older = dict.fromkeys(edge for edge in others if (_torch.node_sequence(edge[0]) or by.sequence) < by.sequence)
     return [edge for edge in older if any(map(_torch.was_freed, walk.engine_order([edge[0]])))][:_MOST_FURTHER]
+
+
+def _first_freed(older: Node) -> Node | None:
+    """The oldest freed Node behind ``older``: from there on everything would have to be computed again."""
+    behind = sorted(walk.engine_order([older]), key=lambda node: _torch.node_sequence(node) or 0)
+    return next((node for node in behind if _torch.was_freed(node)), None)
 
 
 def _leaves(nodes: list[Node]) -> set[Node]:

@@ -46,6 +46,7 @@ ONCE = ("GS403", "graph_built_once", "label.built_once")
 SAME = ("GS404", "same_loss_twice", None)
 """Code and slug of each cause, and the words at the tensor between both graphs."""
 
+COMPUTED_ONCE_TOO = "label.built_once_before"
 COSTS, BECOMES_GS110 = "note.retain_graph_costs", "note.retain_graph_becomes_gs110"
 
 
@@ -266,6 +267,7 @@ def _diagnosis(
     saved = case.failure.clue("saved")
     certain = bool(case.freed_by.values.get("certain"))
     labels = (
+        *(_first_label(case) if cause is ONCE else ()),
         *(parts.label_of(saved, "saved", "label.kept_for_backward", {"op": parts.op_of(saved)}) if saved else ()),
         *_bridge_label(case, bridge, values),
         *parts.label_of(case.freed_by, "freed", "label.freed_here" if certain else "label.freed_here_probably", values),
@@ -283,6 +285,16 @@ def _diagnosis(
         notes=(Message(note, values),),
         explanation=explanation,
     )
+
+
+def _first_label(case: _Case) -> tuple[Label, ...]:
+    """The statement, before the one that bound the value, from which on its graph is gone."""
+    first, bound_at = case.failure.clue("freed_first"), case.bound_at
+    frames = () if first is None or first.site is None else first.site.user_frames
+    own = [one for one in frames if bound_at is not None and source.in_same_function(one, bound_at)]
+    if bound_at is None or not own or own[-1].line >= bound_at.line:
+        return ()
+    return (Label("note", own[-1], Message(COMPUTED_ONCE_TOO, {"name": case.name}), None, Site((own[-1],))),)
 
 
 def _bridge_label(case: _Case, key: str | None, values: Mapping[str, object]) -> tuple[Label, ...]:

@@ -67,17 +67,24 @@ def rebuild_in_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     if is_once and all(one.kind != "recompute_forward" for one in diagnosis.fixes):
         return ()
     found: list[Fix] = []
+    notes = blocks.labels(diagnosis, "note")
+    begun = next((one for one in notes if one.message.key == "label.built_once_before"), None)
     for made in blocks.labels(diagnosis, "bridge", "created" if silent is not None else "saved"):
-        for fix in (*_moved(made, used), _into_function(made, used), _as_property(made), _without_cache(made)):
+        for fix in (*_moved(made, used, begun), _into_function(made, used), _as_property(made), _without_cache(made)):
             if fix is not None and fix not in found:
                 found.append(fix if silent is None else replace(fix, kind=silent.kind))
     return tuple(found)
 
 
-def _moved(made: Label, used: Label) -> Iterator[Fix | None]:
+def _moved(made: Label, used: Label, begun: Label | None) -> Iterator[Fix | None]:
+    """The statements from ``made`` on, or from one before it: that at ``begun``, where the freed graph begins."""
     pair = blocks.in_one_block(made, used)
     loop = None if pair is None or pair[0].index >= pair[1].index else _loop_of(pair[1].statement)
     if pair is None or loop is None:
+        return
+    begins = None if begun is None else next((one for one in blocks.placements(begun) if one.block is pair[0].block), None)
+    if begins is not None and begins.index < pair[0].index:
+        yield _put_into(begins, loop, "rebuild_in_loop", pair[1].statement, needed=pair[0].statement)
         return
     starts = [pair[0], _start_of(pair[0])]
     if method_receiver(used.frame) in blocks.names_bound(pair[0].statement):
