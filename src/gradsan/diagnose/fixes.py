@@ -28,6 +28,8 @@ def instead_of_overwriting(facts: Facts, *, copy_first: bool = False) -> tuple[F
     after = update_after_backward(facts) if facts.name_kind == "parameter" else ()
     if after:
         return after
+    if facts.name_kind == "parameter" and _is_put_back(facts):
+        return recompute_forward(facts)
     writes = facts.writes or facts.missed
     tensor = facts.conflict.save.tensor
     is_unrecorded = writes and not any(write.grad_enabled or _is_in_function(write.site) for write in writes)
@@ -50,6 +52,14 @@ def instead_of_overwriting(facts: Facts, *, copy_first: bool = False) -> tuple[F
         of_container = _rebinding("out_of_place", facts, element)
         found = (of_container, *_copy_for_autograd(facts)) if _is_of_container(writes) else (*found, of_container)
     return tuple(sorted(found, key=lambda fix: not fix.lines))
+
+
+def _is_put_back(facts: Facts) -> bool:
+    """Whether weights are changed for this backward alone: to write elsewhere would take the change from it."""
+    updates = facts.updates_of_all
+    stacks = [write.site.user_frames for write in updates]
+    by_hand = bool(updates) and all(write.kind != "step" for write in updates)
+    return by_hand and source.is_put_back(stacks, facts.conflict.use.site.user_frames)
 
 
 def instead_of_writing_buffer(facts: Facts) -> tuple[Fix, ...]:
@@ -117,7 +127,10 @@ def recompute_forward(facts: Facts) -> tuple[Fix, ...]:
     stacks = [write.site.user_frames for write in facts.updates_of_all]
     saved = facts.conflict.save.site.user_frames or None
     again = source.run_again(saved, stacks, facts.conflict.use.site.user_frames) if stacks else []
-    return (_fix("recompute_forward", "changed", facts, again[0] if saved and again else ()),)
+    lines = again[0] if saved and again else ()
+    if _is_put_back(facts):
+        return (Fix.worded("help.recompute_perturbed", {}, lines, kind="recompute_forward"),)
+    return (_fix("recompute_forward", "changed", facts, lines),)
 
 
 def detach_carried_state(facts: Facts, carrier: Carrier | None, shown: str | Message) -> tuple[Fix, ...]:

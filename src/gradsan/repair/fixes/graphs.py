@@ -82,7 +82,9 @@ def _moved(made: Label, used: Label, begun: Label | None) -> Iterator[Fix | None
     loop = None if pair is None or pair[0].index >= pair[1].index else _loop_of(pair[1].statement)
     if pair is None or loop is None:
         return
-    begins = None if begun is None else next((one for one in blocks.placements(begun) if one.block is pair[0].block), None)
+    begins = (
+        None if begun is None else next((one for one in blocks.placements(begun) if one.block is pair[0].block), None)
+    )
     if begins is not None and begins.index < pair[0].index:
         yield _put_into(begins, loop, "rebuild_in_loop", pair[1].statement, needed=pair[0].statement)
         return

@@ -43,7 +43,7 @@ def move_behind(written: Sequence[Sequence[Frame]], used: Sequence[Frame]) -> Mo
     with the backward last, where a statement in between reads a name that the moved ones bind or binds one that they
     read, or where the moved ones read gradients (which that backward will change) or run a backward themselves.
     """
-    found = _in_one_block(written, used)
+    found = in_one_block(written, used)
     if found is None:
         return None
     source, block, first, last, backward = found
@@ -71,7 +71,7 @@ def within_block(written: Sequence[Sequence[Frame]], used: Sequence[Frame], save
     ``move_behind``. Empty where the writes are not those of the exit of one such block before the backward, or where
     the forward (``saved``) ran outside of the block: its backward needs the values that the block has changed.
     """
-    found = _in_one_block(written, used)
+    found = in_one_block(written, used)
     if found is None:
         return ()
     source, block, first, last, backward = found
@@ -140,9 +140,10 @@ def is_whole_lines(source: SourceFile, node: ast.stmt) -> bool:
     return not before.strip() and (not after or after.startswith("#"))
 
 
-def _in_one_block(
+def in_one_block(
     written: Sequence[Sequence[Frame]], used: Sequence[Frame]
 ) -> tuple[SourceFile, list[ast.stmt], int, int, int] | None:
+    """The block with all writes before the backward; the indices of the first and last write, and of the backward."""
     places = [list(blocks_around(until_apart(stack, used)[0])) for stack in written]
     for source, block, use in blocks_around(used):
         at = [[node for _, other, node in stack if other is block] for stack in places]
@@ -178,7 +179,8 @@ def _runs_backward(function: ast.AST) -> bool:
 
 
 @functools.lru_cache(maxsize=16)
-def _functions_of(source: SourceFile) -> Mapping[str, ast.FunctionDef]:
+def functions_of(source: SourceFile) -> Mapping[str, ast.FunctionDef]:
+    """The functions and methods of a file by their names."""
     return {one.name: one for one in source.nodes if isinstance(one, ast.FunctionDef)}
 
 
@@ -199,7 +201,7 @@ def _written_by_hand(source: SourceFile, nodes: Iterable[ast.stmt]) -> Writes:
     counted.
     """
     found: Writes = {}
-    functions = _functions_of(source)
+    functions = functions_of(source)
     for node in nodes:
         if _mentions_gradients(node):
             continue
@@ -207,7 +209,7 @@ def _written_by_hand(source: SourceFile, nodes: Iterable[ast.stmt]) -> Writes:
         walked: dict[str, set[str]] = {}
         for one in inner:
             if isinstance(one, ast.For | ast.AsyncFor):
-                walked |= _gone_through(one.target, one.iter)
+                walked |= gone_through(one.target, one.iter)
         for one in inner:
             root = written_root(one) if isinstance(one, ast.stmt) else None
             if root is None:
@@ -233,7 +235,7 @@ def _operation(node: ast.AST) -> str:
     return (leaf_name(call.func) or "") if isinstance(call, ast.Call) else ""
 
 
-def _gone_through(target: ast.expr, walked: ast.expr) -> dict[str, set[str]]:
+def gone_through(target: ast.expr, walked: ast.expr) -> dict[str, set[str]]:
     """The names that each loop variable iterates over: for ``p`` and ``g`` of ``for p, g in zip(params, grads)``."""
     is_zip = isinstance(walked, ast.Call) and leaf_name(walked.func) == "zip"
     if (

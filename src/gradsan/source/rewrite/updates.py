@@ -7,9 +7,16 @@ from collections.abc import Sequence
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
-from gradsan.source.identifiers import assigned_names, imported_as
+from gradsan.source.identifiers import assigned_names, imported_as, leaf_name
 from gradsan.source.locate import statement_at
-from gradsan.source.rewrite.moving import blocks_around, until_apart
+from gradsan.source.rewrite.moving import (
+    blocks_around,
+    functions_of,
+    gone_through,
+    in_one_block,
+    names_read,
+    until_apart,
+)
 from gradsan.source.tree import SourceFile, Span, indentation_of
 from gradsan.source.writing import writes_beside, written_root
 
@@ -206,3 +213,48 @@ def _stepping(frame: Frame) -> str | None:
     call = statement.node.value if statement is not None and isinstance(statement.node, ast.Expr) else None
     is_step = isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "step"
     return ast.unparse(call.func.value) if is_step else None  # type: ignore[union-attr]
+
+
+def is_put_back(written: Sequence[Sequence[Frame]], used: Sequence[Frame]) -> bool:
+    """Whether statements after the backward change the same weights back: a perturbation that it alone is to see.
+
+    A climb along the gradient (SAM, an attack on embeddings), or noise. Stacks of the user's frames, outermost first.
+    """
+    found = in_one_block(written, used)
+    if found is None:
+        return False
+    source, block, first, last, backward = found
+    before, behind = (_changed_by_hand(source, part) for part in (block[first : last + 1], block[backward + 1 :]))
+    return any(name in behind and ways != behind[name] for name, ways in before.items())
+
+
+def _changed_by_hand(source: SourceFile, nodes: Sequence[ast.stmt]) -> dict[str, set[str]]:
+    """The variables whose tensors statements write, themselves or by functions of this file, and the statements' texts.
+
+    For a loop variable those that the loop goes through, for a method the object that it belongs to.
+    """
+    functions = functions_of(source)
+    found: dict[str, set[str]] = {}
+    for node in nodes:
+        inner = list(ast.walk(node))
+        through: dict[str, set[str]] = {}
+        for loop in (one for one in inner if isinstance(one, ast.For)):
+            through |= gone_through(loop.target, loop.iter)
+        for one in inner:
+            root = _root_written(one)
+            names = set() if root is None else through.get(root, {root})
+            called = functions.get(leaf_name(one.func) or "") if isinstance(one, ast.Call) else None
+            if isinstance(one, ast.Call) and called is not None and any(map(_root_written, ast.walk(called))):
+                names = names_read([*one.args, *([one.func.value] if isinstance(one.func, ast.Attribute) else [])])
+            for name in names:
+                found.setdefault(name, set()).add(ast.unparse(one))
+    return found
+
+
+def _root_written(node: ast.AST) -> str | None:
+    """``p`` of ``p.mul_(2)`` and of ``p.data = kept``."""
+    target = node.targets[0] if isinstance(node, ast.Assign) else None
+    if isinstance(target, ast.Attribute) and target.attr == "data" and isinstance(target.value, ast.Name):
+        return target.value.id
+    root = written_root(node) if isinstance(node, ast.stmt) else None
+    return None if root is None else root.partition(".")[0]
