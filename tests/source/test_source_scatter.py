@@ -38,6 +38,8 @@ PARTS = [
     ("x[mask] *= 2", "__setitem__", True, "x = x.index_put((mask,), x[mask] * 2)"),
     ("x[idx] = 0.0", "__setitem__", True, "x = x.index_put((idx,), x.new_tensor(0.0))"),
     ("x[idx, idx] = row", "__setitem__", True, "x = x.index_put((idx, idx), row)"),
+    ("x[idx] = float('inf')", "__setitem__", True, "x = x.index_put((idx,), x.new_tensor(float('inf')))"),
+    ("x[x > 1.5] = -torch.pi", "__setitem__", True, "x = x.masked_fill(x > 1.5, -torch.pi)"),
     ("x[idx] = v", "__setitem__", True, "x = x.index_put((idx,), v)"),
     # What the run does not tell, the source does: a name that is only ever bound to whole numbers.
     ("LAST = 2\nx[:, LAST] = 0.5", "__setitem__", None,
@@ -48,6 +50,10 @@ PARTS = [
 ]  # fmt: skip
 NONE = [
     ("x[None, 0] = v", "__setitem__", False),
+    # A list or a range of positions is no tensor, which index_put asks for.
+    ("x[range(2), range(2)] = 0.0", "__setitem__", True),
+    ("x[[0, 1]] = 0.0", "__setitem__", True),
+    ("places = [0, 1]\nx[places] = 0.0", "__setitem__", True),
     ("x[:, idx] = rows[:, 0]", "__setitem__", True),
     ("x[0, 1, 1] = 3.0", "__setitem__", False),
     ("states[0][1] = 3.0", "__setitem__", False),

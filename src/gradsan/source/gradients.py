@@ -8,10 +8,17 @@ from collections.abc import Iterator
 
 from gradsan.heuristics import is_step_function
 from gradsan.model import Frame
-from gradsan.source.change import Change, edited, with_keyword
+from gradsan.source.change import Change, edited, insert_after, insert_before, with_keyword
 from gradsan.source.collected import is_inside
 from gradsan.source.cuts import cut_of, mode_around, mode_of_decorators
-from gradsan.source.identifiers import assigned_names, leaf_name, local_nodes
+from gradsan.source.identifiers import (
+    Binding,
+    assigned_names,
+    bindings_of,
+    consumed_names,
+    leaf_name,
+    local_nodes,
+)
 from gradsan.source.locate import Statement, expression_at, statement_at
 from gradsan.source.methods import ADDING, METADATA
 from gradsan.source.reuse import (
@@ -21,6 +28,7 @@ from gradsan.source.reuse import (
     statements_of,
 )
 from gradsan.source.tree import ScopeNode, SourceFile, header_nodes, read_source
+from gradsan.source.writing import definition_of
 
 _CONSTANT = frozenset({"sign", "sgn", "round", "floor", "ceil"})
 """Operations whose derivative is zero: their result is data, too."""
@@ -351,3 +359,34 @@ def _gradient_in(node: ast.stmt) -> ast.Attribute | None:
         ),
         None,
     )
+
+
+def wanted_where_bound(frame: Frame, name: str) -> Change | None:
+    """A line that makes ``name`` a leaf that requires grad, after the statement that bound what ``frame`` reads by it.
+
+    Of a loop's variable at the start of its body, of an argument at that of the function. A tensor of its own, so that
+    one of a data set stays as it is. None where several statements may have bound it.
+    """
+    statement = statement_at(frame)
+    if statement is None or not name.isidentifier() or name not in consumed_names(statement):
+        return None
+    source, text = statement.source, f"{name} = {name}.detach().requires_grad_()"
+    made = definition_of(frame, name)
+    bound = None if made is None else statement_at(made.frame)
+    if made is not None and bound is not None and bound.function is statement.function:
+        if made.is_loop:
+            return (
+                insert_before(source, bound.node.body[0], text, "wanted") if isinstance(bound.node, ast.For) else None
+            )
+        return insert_after(source, bound.node, text, "wanted")
+    function = statement.function
+    if made is None and isinstance(function, ast.FunctionDef) and statement.node in function.body:
+        is_given = name in {one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)}
+        start = function.body[1:] if ast.get_docstring(function, clean=False) is not None else function.body
+        is_bound = any(one.name == name for node in ast.walk(function) for one in _bound_by(node))
+        return insert_before(source, start[0], text, "wanted") if is_given and not is_bound and start else None
+    return None
+
+
+def _bound_by(node: ast.AST) -> list[Binding]:
+    return bindings_of(node) if isinstance(node, ast.stmt) else []

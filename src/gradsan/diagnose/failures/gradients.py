@@ -235,13 +235,19 @@ def graph_rules(failure: Failure) -> Diagnosis | None:
             *parts.used(failure, f"label.{rule.label}", values),
         ),
         tensor=_tensor(failure, name),
-        fixes=tuple(parts.fix(kind, meaning, values, lines=_lines(failure, kind)) for kind, meaning in fixes),
+        fixes=tuple(parts.fix(kind, meaning, values, lines=_lines(failure, kind, name)) for kind, meaning in fixes),
         notes=() if rule.note is None else (Message(f"note.{rule.note}"),),
     )
 
 
-def _lines(failure: Failure, kind: str) -> Lines:
-    """The lines of ``return_one_each`` where backward returns too few gradients: None for the inputs that need none."""
+def _lines(failure: Failure, kind: str, name: str | None) -> Lines:
+    """The lines of ``return_one_each`` where backward returns too few gradients: None for the inputs that need none.
+
+    Of ``wanted_input``, the line that makes the input a leaf that requires grad.
+    """
+    asked = failure.site.user_frame
+    if kind == "wanted_input" and name is not None and asked is not None:
+        return source.changed_lines(asked.file, source.wanted_where_bound(asked, name))
     defined, node = failure.clue("definition"), failure.clue("node")
     frame = None if defined is None else defined.shown_frame
     if kind != "return_one_each" or failure.row != "custom_backward_count" or frame is None or node is None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from itertools import combinations
 
 from gradsan.model import Diagnosis, Fix
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.rewrite.moving import is_whole_lines
+from gradsan.source.rewrite.renewing import networks_of
 from gradsan.source.tree import SourceFile
 
 ALL_AT_ONCE = "fix.steps_behind_all"
@@ -48,6 +50,8 @@ def steps_behind_all(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     moved = [turn.step for turn in turns[:-1]]
     if len(moved) < _FEWEST_MOVED or len({turn.optimizer for turn in turns}) < len(turns):
         return ()
+    if _loses_gradients(source, first.block, turns):
+        return ()
     changes: dict[int, str] = {}
     for turn in turns:
         for node in turn.backwards:
@@ -62,6 +66,21 @@ def steps_behind_all(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     last = source.span(turns[-1].backwards[-1]).line
     changes[last] = "\n".join([changes[last], *(blocks.text_of(source, node) for node in moved)])
     return (blocks.fix("reorder_step", blocks.lines_changed(source, changes), "steps_behind_all"),)
+
+
+def _loses_gradients(source: SourceFile, block: list[ast.stmt], turns: list[_Turn]) -> bool:
+    """Whether gradients that a moved step is to find are cleared before it, or added to by another optimizer's loss."""
+    given = [networks_of(source, turn.optimizer) for turn in turns]
+    pairs = ((f"{a}.", f"{b}.") for one, other in combinations(given, 2) for a in one for b in other)
+    if any(a.startswith(b) or b.startswith(a) for a, b in pairs):
+        return True
+    for at in range(block.index(turns[0].backwards[0]), block.index(turns[-1].backwards[-1])):
+        call = blocks.method_call(block[at], "zero_grad")
+        cleared = source.text(call.func.value) if call is not None and isinstance(call.func, ast.Attribute) else ""
+        later = (number for number, turn in enumerate(turns) if block.index(turn.backwards[0]) > at)
+        if cleared and not any(cleared in (turns[number].optimizer, *given[number]) for number in later):
+            return True
+    return False
 
 
 def backward_for_own(diagnosis: Diagnosis) -> tuple[Fix, ...]:

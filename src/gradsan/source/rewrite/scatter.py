@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Sequence
 
 from gradsan.model import Frame
@@ -145,6 +146,8 @@ def _by_tensors(source: SourceFile, name: str, elements: Sequence[ast.expr], val
     """The form for an index of tensors: all of them at the front, and nothing else."""
     if any(isinstance(one, ast.Slice | ast.Constant | ast.UnaryOp) and not _is_mask(one) for one in elements):
         return None
+    if any(_is_sequence(source, one) for one in elements):
+        return None  # ``index_put`` takes tensors only
     texts = [source.text(one) for one in elements]
     if constant and len(elements) == 1 and _is_mask(elements[0]):
         return f"{name}.masked_fill({texts[0]}, {value})"
@@ -205,7 +208,14 @@ def _is_constant(node: ast.expr, values: tuple[object, ...]) -> bool:
     return isinstance(node, ast.Constant) and any(node.value is value for value in values)
 
 
+_NAMED_NUMBER = re.compile(
+    r"[-+]?\s*(float\(\s*([\"'])[-+]?(inf|infinity|nan)\2\s*\)|(math|np|numpy|torch)\.(inf|nan|pi|e))", re.IGNORECASE
+)
+
+
 def _is_number(text: str) -> bool:
+    if _NAMED_NUMBER.fullmatch(text.strip()):
+        return True
     try:
         return isinstance(ast.literal_eval(text), int | float)
     except (ValueError, SyntaxError):
@@ -223,6 +233,22 @@ def _is_mask(node: ast.expr) -> bool:
     if isinstance(node, ast.Call):
         return leaf_name(node.func) in _MASKS
     return "mask" in (leaf_name(node) or "")
+
+
+def _is_sequence(source: SourceFile, node: ast.expr) -> bool:
+    """Whether the source shows that an index is a list or a range of positions."""
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id in ("list", "range", "sorted", "tuple")
+    if isinstance(node, ast.Name):
+        bound = [
+            one.value
+            for statement in source.nodes
+            if isinstance(statement, ast.stmt)
+            for one in bindings_of(statement)
+            if one.name == node.id and one.value is not None
+        ]
+        return any(not isinstance(one, ast.Name) and _is_sequence(source, one) for one in bound)
+    return isinstance(node, ast.List | ast.ListComp)
 
 
 def _is_position(source: SourceFile, node: ast.expr) -> bool:
