@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from gradsan.heuristics import is_layers_parameter
+from gradsan.source.change import Change, Edit, edited
 from gradsan.source.flow import is_still_argument
 from gradsan.source.identifiers import bindings_of, binds, chain_key, constant_key, leaf_name, local_nodes, parameters
 from gradsan.source.targets import aliased_expression
@@ -280,3 +281,29 @@ def _pairs(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 def _names_in(target: ast.expr) -> set[str]:
     return {node.id for node in ast.walk(target) if isinstance(node, ast.Name)}
+
+
+_NAMES_OF_VALUES = ("value", "new_value", "written_value")
+
+
+def value_and_clone(source: SourceFile, statement: ast.stmt, name: str, notes: tuple[str, ...]) -> Change | None:
+    """``value = y[i] * s``, ``y = y.clone()`` and ``y[i] = value`` instead of ``y[i] = y[i] * s``.
+
+    Of ``h[i], c[i] = cell(x, (h[i], c[i]))`` both are copied.
+    """
+    if not isinstance(statement, ast.Assign) or len(statement.targets) > 1:
+        return None
+    target, span = statement.targets[0], source.span(statement)
+    parts = target.elts if isinstance(target, ast.Tuple) else [target]
+    wholes = [one.value for one in parts if isinstance(one, ast.Subscript)]
+    written = {source.text(one): one for one in wholes}
+    indent = source.indent(span)
+    used = {node.id for node in source.nodes if isinstance(node, ast.Name)}
+    free = next((one for one in _NAMES_OF_VALUES if one not in used), None)
+    if len(wholes) < len(parts) or name not in written or indent.strip() or free is None:
+        return None
+    copied = [text for text, one in written.items() if text == name or can_rebind(source, one)]
+    copies = "".join(f"{text} = {text}.clone()\n{indent}" for text in copied)
+    ahead = f"{free} = {source.text(statement.value)}\n{indent}{copies}"
+    edits = [Edit.before(span, ahead), Edit(source.span(statement.value), free)]
+    return edited(source, edits, "clone_before", notes)

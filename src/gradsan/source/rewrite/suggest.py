@@ -36,12 +36,11 @@ from gradsan.source.modules import (
     object_cut,
     shape_in_source,
 )
-from gradsan.source.rewrite.rebinding import can_rebind, notes_on_rebinding
+from gradsan.source.rewrite.rebinding import can_rebind, notes_on_rebinding, value_and_clone
 from gradsan.source.targets import target_at
 from gradsan.source.tree import SourceFile, Span, header_nodes, source_lines
 
 _Found = TypeVar("_Found")
-_NAMES_OF_VALUES = ("value", "new_value", "written_value")
 _STORING_METHODS = frozenset({"copy_", "index_copy_", "masked_scatter_", "put_"})
 TAKES_A_METHOD_CALL = (
     *(ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.List, ast.Dict, ast.ListComp, ast.DictComp),
@@ -67,23 +66,8 @@ def clone_before(frame: Frame, op: str, *, value_first: bool = False) -> Change 
     if is_repeated or not can_rebind(source, target):
         return None
     notes = notes_on_rebinding(source, target)
-    change = _value_and_clone(source, found[0].statement, name, notes) if value_first else None
+    change = value_and_clone(source, found[0].statement, name, notes) if value_first else None
     return change or insert_before(source, found[0].statement, f"{name} = {name}.clone()", "clone_before", notes)
-
-
-def _value_and_clone(source: SourceFile, statement: ast.stmt, name: str, notes: tuple[str, ...]) -> Change | None:
-    """``value = y[i] * s``, ``y = y.clone()`` and ``y[i] = value`` instead of ``y[i] = y[i] * s``."""
-    if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Subscript):
-        return None
-    target, span = statement.targets[0], source.span(statement)
-    indent = source.indent(span)
-    used = {node.id for node in source.nodes if isinstance(node, ast.Name)}
-    free = next((one for one in _NAMES_OF_VALUES if one not in used), None)
-    if len(statement.targets) > 1 or source.text(target.value) != name or indent.strip() or free is None:
-        return None
-    ahead = f"{free} = {source.text(statement.value)}\n{indent}{name} = {name}.clone()\n{indent}"
-    edits = [Edit.before(span, ahead), Edit(source.span(statement.value), free)]
-    return edited(source, edits, "clone_before", notes)
 
 
 def clone_at_save(frame: Frame, name: str) -> Change | None:
