@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from collections.abc import Sequence as Many
+from dataclasses import replace
 
 from gradsan.heuristics import excludes_training
 from gradsan.lint.engine.assignments import Assignments, is_none_value
@@ -16,10 +17,13 @@ from gradsan.lint.engine.values import (
     ClassValue,
     Dictionary,
     Function,
+    Memory,
     Path,
     Plain,
     Sequence,
+    Tensor,
     Value,
+    Way,
 )
 
 _RAISING = frozenset({"raises", "assertRaises", "assertRaisesRegex", "assertWarns", "suppress"})
@@ -204,11 +208,13 @@ class Statements(Assignments):
         way = state.way
         self._loops.append(LoopEntry(node, self.clock, len(self.frames)))
         current: State | None = state
+        held: set[Memory] = set()
         for index, item in enumerate(items):
             if current is None:
                 break
             if index:
                 self.round_ended(node, current)
+                held = {memory for value in current.names.values() for memory in _memories_of(value)}
             if item is not None and isinstance(node, ast.For | ast.AsyncFor):
                 self.assign(node.target, item, current)
             loop.continues = []
@@ -225,6 +231,8 @@ class Statements(Assignments):
         elif current is not None and node.orelse:
             current = self.block(node.orelse, current)
         if current is not None:
+            if held:
+                _leave_choices(current, held, way)
             self.loop_ended(node, current)
         return current
 
@@ -314,6 +322,31 @@ class Statements(Assignments):
     def _assert(self, node: ast.Assert, state: State) -> State:
         self.truth(node.test, state)
         return state
+
+
+def _memories_of(value: Value) -> tuple[Memory, ...]:
+    if isinstance(value, Choice):
+        return tuple(memory for one in value.values for memory in _memories_of(one))
+    return value.memories if isinstance(value, Tensor) else ()
+
+
+def _leave_choices(state: State, held: set[Memory], way: Way) -> None:
+    """After a loop, take what some round binds (``if i == layer: kept = x``) for that of a round before the last.
+
+    ``held`` are the memories that names had when the last round began, ``way`` the choices around the loop.
+    """
+    for name, value in state.names.items():
+        state.names[name] = _left_earlier(value, held, len(way))
+
+
+def _left_earlier(value: Value, held: set[Memory], depth: int) -> Value:
+    if isinstance(value, Choice):
+        parts = tuple(_left_earlier(one, held, depth) for one in value.values)
+        return value if parts == value.values else replace(value, values=parts)
+    if not isinstance(value, Tensor) or not value.ways:
+        return value
+    earlier = tuple(one for one in value.memories if one in held or len(value.ways.get(one, ())) <= depth)
+    return value if not earlier or earlier == value.memories else replace(value, memories=earlier)
 
 
 def _is_backward(node: ast.AST) -> bool:
