@@ -150,12 +150,12 @@ class ChangedAgain(Finder):
         is_slow = factor is not None and _BENDS.isdisjoint(ops) and FADES <= abs(factor) <= 1 / FADES
         is_alone = sum(op not in _BOUNDS for op in ops) == 1
         fades = is_slow and (is_alone or (is_factor and abs(factor or 0) < 1))
-        # No state takes in one number in each of its parts, one part a round.
+        # No state takes in one number, or its own rows, in each of its parts, one part a round.
         is_of_batches = (
             len({part.last.storage for part in parts}) < len(parts) == len({part.last.sequence for part in parts})
             and len(parts[0].last.shape) > 1
         )
-        fades = fades and not (is_of_batches and any(op in SHIFTS and number and not own for op, number, own in each))
+        fades = fades and not (is_of_batches and any(op in SHIFTS and (number or own) for op, number, own in each))
         if not is_of_loader and (takes_in or fades):
             return
         is_unknown = is_factor and factor is None and not is_of_loader

@@ -1,5 +1,7 @@
 """Rounds of a line that calls backward, call by call: from its 1st, 2nd and 4th backward to the next.
 
+A line whose rounds fall into those of another waits for a free one, if its detector wants that.
+
 The time before the very first backward is a round, too, for detectors that want it.
 """
 
@@ -14,10 +16,11 @@ import torch
 
 from gradsan import _torch
 from gradsan.record.detector import Finder, Run
+from gradsan.record.log import RawStack
 from gradsan.record.patches import Patches, standing
 from gradsan.record.steps import RawBackward
 
-_CALLS_FOLLOWED, _BACKWARDS_FOLLOWED = 20_000, 16
+_CALLS_FOLLOWED, _BACKWARDS_FOLLOWED, _LINES_WAITING = 20_000, 16, 4
 
 
 class RoundDetector(Finder):
@@ -29,9 +32,13 @@ class RoundDetector(Finder):
     takes_gradients: ClassVar[bool] = False
     """Whether a line that calls ``autograd.grad`` has rounds, too, as long as no backward is called."""
 
+    waits: ClassVar[bool] = False
+    """Whether a line whose rounds fall into those of another has later ones instead."""
+
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._entry: RawBackward | None = None
+        self._waiting: list[RawStack] = []
         self._calls = self._backwards = 0
         self._has_backward, self._patches = False, Patches()
 
@@ -53,6 +60,7 @@ class RoundDetector(Finder):
         """Called at each backward in the thread of the round; the last one begins the line's next round."""
 
     def forget(self) -> None:
+        self._waiting.clear()
         self._end()
         super().forget()
         self._has_backward = False
@@ -94,15 +102,23 @@ class RoundDetector(Finder):
             self.looks(entry, False)
         is_round = entry.accumulates or (self.takes_gradients and not self._has_backward)
         is_wanted = rounds in self.rounds or goes_on
-        if self._entry is None and is_wanted and is_round and self.begins(entry):
-            # The outputs would keep the graph alive until the round ends.
-            self._open(entry._replace(outputs=()))
+        if not (is_wanted and is_round):
+            return
+        if self._entry is None:
+            if self.begins(entry):
+                # The outputs would keep the graph alive until the round ends.
+                self._open(entry._replace(outputs=()))
+        elif self.waits and entry.stack is not None and len(self._waiting) < _LINES_WAITING:
+            self._waiting.append(entry.stack)
 
     @_torch.hushed()
     def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Pass a backward on to :meth:`looks`; the arguments are those of ``listeners.BeforeBackward``."""
         opened = self._entry
-        if opened is None or entry.clock == opened.clock or not entry.accumulates:
+        if opened is None:
+            self._begin_waiting(entry)
+            return
+        if entry.clock == opened.clock or not entry.accumulates:
             return
         # Gradients of another thread are not read: it may be writing them. The thread of the round may have ended.
         is_last = self._is_last(entry)
@@ -111,6 +127,14 @@ class RoundDetector(Finder):
         self._count_backward(is_last)
         if is_last and self.goes_on(entry) and self.begins(entry):
             self._open(entry._replace(outputs=()))
+
+    def _begin_waiting(self, entry: RawBackward) -> None:
+        if entry.accumulates and any(one is entry.stack for one in self._waiting):
+            self._waiting = [one for one in self._waiting if one is not entry.stack]
+            if self.begins(entry):
+                self._open(entry._replace(outputs=()))
+        if not self._waiting and self._entry is None:
+            self._listen(False)
 
     def _is_last(self, entry: RawBackward) -> bool:
         """Whether this backward ends the open round; any line ends the round before the very first backward."""
@@ -136,7 +160,7 @@ class RoundDetector(Finder):
             self._listen(False)
 
     def _listen(self, wanted: bool) -> None:
-        self._listeners.call_before_backward(self.before_backward, wanted)
+        self._listeners.call_before_backward(self.before_backward, wanted or bool(self._waiting))
         self._listeners.call_on_result(self._on_result, wanted)
 
     @_torch.hushed()

@@ -57,6 +57,8 @@ class _Gradient(NamedTuple):
 class SpentGradients(RoundDetector):
     """Checks the gradients of some rounds; findings go to ``found``."""
 
+    waits = True
+
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._steps, self._making = run.steps, run.get(Making)
