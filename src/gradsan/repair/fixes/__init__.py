@@ -53,6 +53,7 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     states.renew_buffers,
     turns.later_turn_first,
     chains.steps_behind_all,
+    turns.steps_held,
     steps.reorder_step,
     steps.reorder_update,
     backwards.backward_first,
@@ -130,7 +131,9 @@ def with_lines(diagnosis: Diagnosis) -> Diagnosis:
         has_lines = any(fix.lines for fix in fixes)
         fixes.sort(key=lambda fix: has_lines and fix.kind == "recompute_forward" and not fix.lines)
     # With several steps in between, moving or repeating one of them does not fix the others.
-    several = {turns.FIRST, chains.ALL_AT_ONCE, loops.ONCE} | ({loops.APART} if fixes and not fixes[0].lines else set())
+    several = {turns.FIRST, turns.HELD, chains.ALL_AT_ONCE, loops.ONCE} | (
+        {loops.APART} if fixes and not fixes[0].lines else set()
+    )
     fixes.sort(key=lambda fix: fix.summary.key not in several and not _is_call_first(fix))
     return replace(diagnosis, fixes=copies.collect_each_value(diagnosis, tuple(fixes)))
 

@@ -93,7 +93,7 @@ def backward_for_own(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     if place is None or diagnosis.cause not in (blocks.SHARED, *blocks.STEPPED):
         return ()
     source, optimizer = place.source, blocks.next_optimizer(place) or ""
-    text = blocks.with_inputs(source, place.statement, optimizer) if _is_cleared(source, optimizer) else None
+    text = blocks.with_inputs(source, place.statement, optimizer) if is_cleared(source, optimizer) else None
     if text is None:
         return ()
     lines = blocks.lines_changed(source, {source.span(place.statement).line: text})
@@ -111,13 +111,13 @@ def _turns(source: SourceFile, block: list[ast.stmt]) -> list[_Turn]:
         if call is None or call.args or call.keywords or not isinstance(call.func, ast.Attribute):
             continue
         optimizer = source.text(call.func.value)
-        if waiting and _is_cleared(source, optimizer):
+        if waiting and is_cleared(source, optimizer):
             found.append(_Turn(tuple(waiting), node, optimizer))
             waiting = []
     return found
 
 
-def _is_cleared(source: SourceFile, optimizer: str) -> bool:
+def is_cleared(source: SourceFile, optimizer: str) -> bool:
     """Whether it clears gradients: other objects with a ``step`` (a schedule, an environment) do not."""
     return any(
         isinstance(node, ast.Attribute) and node.attr == "zero_grad" and source.text(node.value) == optimizer

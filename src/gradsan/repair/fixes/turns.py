@@ -11,13 +11,14 @@ from itertools import takewhile
 
 from gradsan.model import Diagnosis, Fix
 from gradsan.repair.fixes import _blocks as blocks
+from gradsan.repair.fixes.chains import is_cleared
 from gradsan.source.identifiers import leaf_name
 from gradsan.source.rewrite.moving import is_whole_lines, names_bound
 from gradsan.source.rewrite.renewing import networks_of
-from gradsan.source.tree import SourceFile
+from gradsan.source.tree import SourceFile, indentation_of
 
-FIRST = "fix.turn_first"
-"""The message key of this fix."""
+FIRST, HELD = "fix.turn_first", "fix.steps_held"
+"""The message keys of a turn moved up, and of steps taken after the last backward."""
 
 
 def later_turn_first(diagnosis: Diagnosis) -> tuple[Fix, ...]:
@@ -52,6 +53,71 @@ def later_turn_first(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     lines = blocks.lines_changed(source, {**dict.fromkeys(moved, ""), start: text})
     names = ", ".join(dict.fromkeys(one for one in optimizers if one is not None))
     return (Fix.worded(FIRST, {"later": later, "earlier": names}, lines, keeps=True, kind="reorder_step"),)
+
+
+def steps_held(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """Keep the gradients of every step up to the last backward of the block, and step with them after it.
+
+    For turns under conditions (a discriminator that only trains while it loses), which no statement can be moved past.
+    """
+    used, written = blocks.first(diagnosis, "used"), blocks.labels(diagnosis, "written")
+    pairs = [] if used is None or diagnosis.cause not in blocks.STEPPED else blocks.each_in_one_block(written, used)
+    if not pairs or any(one.block is not pairs[0][1].block for pair in pairs for one in pair):
+        return ()
+    place = pairs[0][1]
+    source, block = place.source, place.block
+    first, last = min(pair[0].index for pair in pairs), max(at for at, one in enumerate(block) if _walks_back(one))
+    within = block[first:last]
+    found = [one for node in within for one in ast.walk(node) if isinstance(one, ast.stmt)]
+    steps = {one: name for one in found if (name := _of_step(source, one)) and _is_optimizer(source, name)}
+    inside = [one for node in (*within, block[last]) for one in ast.walk(node)]
+    if any(isinstance(one, ast.For | ast.While | ast.Try | ast.With | ast.FunctionDef) for one in inside):
+        return ()
+    if (
+        first >= place.index
+        or not steps
+        or all(isinstance(node, ast.Expr | ast.Assign) for node in block[first : last + 1])
+    ):
+        return ()
+    if not all(is_whole_lines(source, one) for one in (*steps, block[first], block[last])):
+        return ()
+    held, optimizer, p, grad, grads = (
+        blocks.fresh_name(source, one) for one in ("held", "optimizer", "p", "grad", "grads")
+    )
+    changes: dict[int, str] = {}
+    for one, own in steps.items():
+        each = f"({p}, None if {p}.grad is None else {p}.grad.clone()) for group in {own}.param_groups"
+        kept = f'{held}.append(({own}, [{each} for {p} in group["params"]]))'
+        changes[source.span(one).line] = f"{source.indent(one)}{kept}"
+    unit, outer = indentation_of(source), source.indent(block[first])
+    start, end = source.span(block[first]).line, source.span(block[last]).end_line
+    changes[start] = f"{outer}{held} = []\n{changes.get(start, source.lines[start - 1])}"
+    changes[end] = "\n".join(
+        [
+            changes.get(end, source.lines[end - 1]),
+            f"{outer}for {optimizer}, {grads} in {held}:",
+            f"{outer}{unit}for {p}, {grad} in {grads}:",
+            f"{outer}{unit}{unit}{p}.grad = {grad}",
+            f"{outer}{unit}{optimizer}.step()",
+        ]
+    )
+    lines = blocks.lines_changed(source, changes)
+    return (Fix.worded(HELD, {}, lines, keeps=True, kind="reorder_step"),)
+
+
+def _is_optimizer(source: SourceFile, name: str) -> bool:
+    """Whether it clears gradients, or was made from parameters: a schedule, which has a ``step`` too, was not."""
+    if is_cleared(source, name):
+        return True
+    for node in (one for one in source.nodes if isinstance(one, ast.Assign)):
+        targets = [part for one in node.targets for part in (one.elts if isinstance(one, ast.Tuple) else [one])]
+        if any(source.text(one) == name for one in targets):
+            return any(isinstance(one, ast.Attribute) and one.attr == "parameters" for one in ast.walk(node.value))
+    return False
+
+
+def _walks_back(node: ast.stmt) -> bool:
+    return any(isinstance(one, ast.stmt) and blocks.method_call(one, "backward") is not None for one in ast.walk(node))
 
 
 def _comments_above(source: SourceFile, node: ast.stmt) -> int:
