@@ -55,7 +55,7 @@ from gradsan.record import compilers, user_hooks
 from gradsan.record.detector import Detector, KnownConflicts, Run, overriding
 from gradsan.record.patches import Patches
 from gradsan.record.recorder import Recorder
-from gradsan.record.steps import Settling, as_backward, read_backward
+from gradsan.record.steps import RawBackward, Settling, as_backward, read_backward
 
 if TYPE_CHECKING:
     from gradsan.detect.compiled_inputs import CompiledInputs
@@ -337,7 +337,7 @@ class Watching:
         if self.overwriting is not None:
             self.overwriting.written(tensor)
 
-    def backward_failed(self, entry: Any, error: BaseException) -> Conflict | Failure | None:
+    def backward_failed(self, entry: RawBackward, error: BaseException) -> Conflict | Failure | None:
         """Find the cause of an exception that ended a backward while its graph and variables exist; None if unknown."""
         found = self._errors.backward_failed(read_backward(entry), error)
         if self._is_searching:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from core_kit import constants, install, places, writing_program
-from gradsan.record.ledger import RawWrite
+from gradsan.record.log import logged_writes
 
 
 def test_the_writes_of_a_program(patched):
@@ -275,5 +275,5 @@ def test_a_view_whose_base_was_written_is_not_renewed(patched):
         weight.add_(0)
     with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
         right.add_(weight)
-    raws = [RawWrite._make(entry) for entry in patched.writes()]
+    raws = logged_writes(patched)
     assert [raw.is_parameter for raw in raws] == [False, False, True]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradsan.record.ledger import RawWrite, RecentWrites
+from gradsan.record.ledger import RecentWrites
+from gradsan.record.log import RawWrite
 
 
 class Log:

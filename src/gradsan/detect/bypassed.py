@@ -20,8 +20,7 @@ from gradsan.graph.bytecode import ASKS_FOR_SHAPE, functions_of, reads_of_method
 from gradsan.graph.naming import modules_alive
 from gradsan.heuristics import INITIALISERS
 from gradsan.record._core_pure import Stack
-from gradsan.record.ledger import RawWrite
-from gradsan.record.log import Log
+from gradsan.record.log import Log, logged_writes
 
 _PAST_GRAPH = frozenset({"data", "detach", "item", "tolist"})
 _NO_READ = ASKS_FOR_SHAPE | {"grad", "requires_grad_"}
@@ -148,7 +147,7 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
 
 def _written_in_forward(core: Log) -> frozenset[int]:
     """The storages that the forward of a module has written: statistics and codebooks that it maintains itself."""
-    raws = list(map(RawWrite._make, core.writes()))
+    raws = list(logged_writes(core))
     stacks = {raw.stack for raw in raws}
     calls = {one for one in stacks if any(_torch.is_module_call(code.co_filename) for code in one.codes)}
     return frozenset(raw.storage for raw in raws if raw.stack in calls)

@@ -36,8 +36,8 @@ from gradsan.overlap import overlap
 from gradsan.record import ledger
 from gradsan.record.backwards import run_in_threads
 from gradsan.record.detector import Detector, KnownConflicts, Run, is_written_at
-from gradsan.record.ledger import RawCall, RawWrite, RecentWrites, call_that_made
-from gradsan.record.log import Log, RawStack
+from gradsan.record.ledger import RecentWrites, call_that_made
+from gradsan.record.log import Log, RawCall, RawStack, RawWrite
 from gradsan.record.stacks import begin_elsewhere, is_around, symbolise, within_torch
 from gradsan.record.steps import RawBackward, read_backward
 

@@ -23,11 +23,11 @@ from gradsan.overlap import overlap
 from gradsan.record import ledger
 from gradsan.record.detector import Detector, KnownConflicts, Run
 from gradsan.record.ledger import call_that_made
+from gradsan.record.log import logged_writes
 from gradsan.record.steps import BackwardRecord, RawBackward, read_backward
 
 WAY = "compiled_input"
 _MOST_NODES = 1_000
-_STORAGE = ledger.RawWrite._fields.index("storage")
 
 
 class _Kept(NamedTuple):
@@ -82,7 +82,7 @@ class CompiledInputs(Detector):
 
     def _written_since(self, clock: int) -> frozenset[int]:
         stepped = (one.storages for one in self._steps.steps if one.end is None or one.end > clock)
-        written = {entry[_STORAGE] for entry in self._core.writes_after(clock)}
+        written = {raw.storage for raw in logged_writes(self._core, clock)}
         return frozenset(written.union(*stepped) - set(self._uncounted.bypasses))
 
     def _judge(self, backward: BackwardRecord, one: _Kept, frame: FrameType) -> None:

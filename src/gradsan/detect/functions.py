@@ -33,8 +33,7 @@ from gradsan.graph import walk
 from gradsan.graph.bytecode import functions_of, getattr_static
 from gradsan.model import Clue, Failure, Site
 from gradsan.record.detector import Detector, KnownConflicts, Run
-from gradsan.record.ledger import RawWrite
-from gradsan.record.log import RawStack
+from gradsan.record.log import RawStack, logged_writes
 from gradsan.record.patches import Patches
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord, RawBackward, read_backward
@@ -217,7 +216,7 @@ class Functions(Detector):
         """Check whether forward has written an input after giving it to ``save_for_backward``."""
         storage = _torch.storage_or_none(tensor)
         forward = _forward_codes(kind)
-        for raw in map(RawWrite._make, self._core.writes_after(before.clock)):
+        for raw in logged_writes(self._core, before.clock):
             if raw.storage != storage or raw.stack in self._early_seen or raw.stack.codes[0] not in forward:
                 continue
             self._early_seen.add(raw.stack)

@@ -30,7 +30,7 @@ from gradsan.originals.side_backward import NotOnTheSideError
 from gradsan.overlap import overlap
 from gradsan.record import ledger
 from gradsan.record.detector import Run
-from gradsan.record.ledger import RawWrite
+from gradsan.record.log import logged_writes
 from gradsan.record.stacks import symbolise
 from gradsan.record.user_hooks import HookedSave
 
@@ -183,7 +183,7 @@ class HookedValues:
     def _overwriting(self, save: HookedSave, memory: Memory) -> tuple[Write, ...]:
         """Return the writes, by other saves or the program, over the copy that was made at ``save``."""
         earlier = max((one.clock for one in self._packed if one.clock < save.clock), default=0)
-        raws = [raw for raw in map(RawWrite._make, self._core.writes_after(earlier)) if raw.storage == memory.storage]
+        raws = [raw for raw in logged_writes(self._core, earlier) if raw.storage == memory.storage]
         own = [ledger.as_write(raw).region for raw in raws if raw.clock <= save.clock]
         region = memory.region if not own or own[-1] is None else own[-1]
         mine = next((one.source for one in self._packed if one.clock == save.clock), None)

@@ -27,10 +27,9 @@ from gradsan.detect.memory import Uncounted
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
 from gradsan.record.detector import Detector, Run
-from gradsan.record.ledger import RawWrite
-from gradsan.record.log import Log, RawStack
+from gradsan.record.log import Log, RawStack, RawWrite, backward_calls, logged_writes
 from gradsan.record.stacks import is_user_file, symbolise
-from gradsan.record.steps import RawBackward, read_backward
+from gradsan.record.steps import RawBackward, as_backward, read_backward
 
 _ROUNDS = (2, 4, 8, 16, 32)
 _UPDATES = 2
@@ -124,8 +123,8 @@ class KeptGradients(Detector):
         if len(borders) < rounds or borders[0] > since + 1:
             return []
         writes: dict[int, list[RawWrite]] = {}
-        for item in self._core.writes_after(since):
-            writes.setdefault(item[1], []).append(RawWrite(*item))
+        for raw in logged_writes(self._core, since):
+            writes.setdefault(raw.storage, []).append(raw)
         kept, alive = [], functools.cache(naming.optimizers_alive)
         for standing in earlier:
             leaf = standing.leaf()
@@ -199,7 +198,7 @@ def others_run(core: Log, entry: RawBackward) -> bool:
 
     Reading ``.grad`` while the engine sets it in another thread can crash the process.
     """
-    callers = {one[2] for one in (*core.backward_log, *core.running)}
+    callers = {one.thread for one in backward_calls(core)} | {one.thread for one in map(as_backward, core.running)}
     return not callers.isdisjoint(_torch.frames_of_threads().keys() - {entry.thread})
 
 

@@ -29,8 +29,7 @@ from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
 from gradsan.record.detector import Detector, Run
 from gradsan.record.guarding import before_node
-from gradsan.record.ledger import RawWrite
-from gradsan.record.log import RawStack
+from gradsan.record.log import RawStack, logged_writes
 from gradsan.record.stacks import symbolise, within_torch
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -197,7 +196,7 @@ class LostUpdates(Detector):
         storages = {sample.storage for sample in one.samples}
         found = [
             Update(raw.clock, raw.stack, raw.op, raw.sequence, by_gradient(raw.stack))
-            for raw in (RawWrite(*item) for item in self._core.writes_after(one.clock))
+            for raw in logged_writes(self._core, one.clock)
             if raw.storage in storages and raw.kind != "metadata"
         ]
         found += [

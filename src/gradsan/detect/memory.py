@@ -20,13 +20,11 @@ from gradsan.model import Site, TensorInfo, Write
 from gradsan.overlap import overlap
 from gradsan.record import ledger
 from gradsan.record.detector import Detector, Run, Sweep
-from gradsan.record.ledger import RawWrite
-from gradsan.record.log import RawStack
+from gradsan.record.log import RawStack, RawWrite, logged_writes
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import symbolise
 
 _WRITES_OF_A_STORAGE = 64
-_STORAGE = RawWrite._fields.index("storage")
 _COLLECTIVES = {"all_reduce": 0, "broadcast": 0, "reduce": 0, "scatter": 0, "all_to_all_single": 0, "recv": 0}
 
 
@@ -120,12 +118,9 @@ class Uncounted(Detector):
     def writes(self) -> dict[int, list[RawWrite]]:
         """Return the logged writes to bypassed storages, each younger than the first bypass."""
         last = self._read_up_to
-        fresh: list[RawWrite] = []
-        for entry in reversed(self._core.writes_after(last)):
-            if entry[_STORAGE] in self.bypasses:
-                fresh.append(RawWrite(*entry))
+        fresh = [raw for raw in logged_writes(self._core, last) if raw.storage in self.bypasses]
         self._read_up_to = self._core.clock
-        for raw in reversed(fresh):
+        for raw in fresh:
             opened = self.bypasses.get(raw.storage)
             if opened and raw.clock > opened[0].clock and not _is_put_back(raw):
                 kept = self._writes.setdefault(raw.storage, [])

@@ -29,8 +29,8 @@ from gradsan.originals.originals import Kept
 from gradsan.overlap import overlap
 from gradsan.record import ledger
 from gradsan.record.detector import Detector, KnownConflicts, Run
-from gradsan.record.ledger import RawCall, call_that_made
-from gradsan.record.log import RawStack
+from gradsan.record.ledger import call_that_made
+from gradsan.record.log import RawCall, RawStack
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 

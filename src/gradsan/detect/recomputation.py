@@ -23,8 +23,7 @@ from gradsan.graph.reached import PLAIN, reached
 from gradsan.model import Conflict, Name, Region, Save, TensorInfo
 from gradsan.originals.originals import fits_its_memory
 from gradsan.record import ledger
-from gradsan.record.ledger import RawWrite
-from gradsan.record.log import Log, RawStack
+from gradsan.record.log import Log, RawStack, RawWrite, logged_writes
 from gradsan.record.patches import Patches
 from gradsan.record.stacks import definition_site, is_of_program, symbolise
 from gradsan.record.steps import StepLog
@@ -110,7 +109,7 @@ def own_writes(log: Log, marks: Mapping[str, Mark], since: int) -> dict[str, tup
     """Return the program's writes since a function began, by the path that leads to the written tensor from it."""
     paths = {mark.noted.storage: path for path, mark in list(marks.items())[::-1] if mark.noted is not None}
     found: dict[str, list[RawWrite]] = {}
-    for raw in map(RawWrite._make, log.writes_after(since) if paths else ()):
+    for raw in logged_writes(log, since) if paths else ():
         if raw.storage in paths and is_of_program(raw.stack):
             found.setdefault(paths[raw.storage], []).append(raw)
     return {path: tuple(raws) for path, raws in found.items()}

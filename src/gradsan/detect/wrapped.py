@@ -21,12 +21,12 @@ from gradsan.model import Conflict
 from gradsan.overlap import overlap
 from gradsan.record import ledger
 from gradsan.record.detector import Detector, KnownConflicts, Run
-from gradsan.record.ledger import RawWrite, call_that_made
+from gradsan.record.ledger import call_that_made
+from gradsan.record.log import RawWrite, logged_writes
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
 WAY = "storage_alias"
-_STORAGE = RawWrite._fields.index("storage")
 _DEEPEST = 4
 
 
@@ -55,11 +55,10 @@ class Wrapped(Detector):
             inside = self._inside(walk.engine_order(backward.roots, (), backward.via == "backward"), backward)
             if not inside:
                 return
-            for entry_of_log in self._core.writes_after(
-                min(one.made.clock for ones in inside.values() for one in ones)
-            ):
-                for one in inside.get(entry_of_log[_STORAGE], ()):
-                    self._judge(backward, one, RawWrite(*entry_of_log))
+            since = min(one.made.clock for ones in inside.values() for one in ones)
+            for raw in logged_writes(self._core, since):
+                for one in inside.get(raw.storage, ()):
+                    self._judge(backward, one, raw)
 
     def _inside(self, order: list[Node], backward: Any) -> dict[int, list[_Inside]]:
         found: dict[int, list[_Inside]] = {}

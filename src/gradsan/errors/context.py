@@ -16,8 +16,8 @@ from gradsan.graph import naming
 from gradsan.graph.variables import is_loop_variable
 from gradsan.model import Clue, Site
 from gradsan.record.backwards import BackwardLog
-from gradsan.record.ledger import RawWrite, call_that_made
-from gradsan.record.log import Log
+from gradsan.record.ledger import call_that_made
+from gradsan.record.log import Log, logged_writes
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord, StepLog
 
@@ -98,7 +98,7 @@ def writes_to(core: Log, tensor: torch.Tensor) -> tuple[Clue, ...]:
     """
     storage, version = _torch.storage_identity(tensor), tensor._version + 1
     found: list[Clue] = []
-    for raw in reversed([RawWrite(*entry) for entry in core.writes()]):
+    for raw in reversed(logged_writes(core)):
         if raw.storage != storage or len(found) == _WRITES_SHOWN:
             continue
         if raw.version is None or raw.version >= version:

@@ -27,8 +27,8 @@ from gradsan.graph import borrowed, compiled, naming, walk
 from gradsan.graph.conflicts import passed
 from gradsan.model import Bridge, Clue, HeldClue, PathClue
 from gradsan.record.backwards import PastBackward
-from gradsan.record.ledger import RawCall, RawWrite, call_that_made
-from gradsan.record.log import Log
+from gradsan.record.ledger import call_that_made
+from gradsan.record.log import Log, RawCall, logged_writes
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord, StepRecord
 
@@ -128,7 +128,7 @@ def gather_second_backward(context: Context) -> tuple[Clue, ...]:
 def _by_hand(context: Context, older: Node, by: PastBackward) -> list[Clue]:
     """The first write since ``by`` to a leaf of the freed graph: an update that no optimizer made."""
     kept = {_torch.storage_identity(leaf) for leaf in walk.leaves_of(walk.engine_order([older]))}
-    raws = (RawWrite(*entry) for entry in context.core.writes_after(by.clock))
+    raws = logged_writes(context.core, by.clock)
     first = next((raw for raw in raws if raw.storage in kept), None)
     return [] if first is None else [Clue("updated", symbolise(first.stack), op=first.op)]
 

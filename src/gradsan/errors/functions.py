@@ -31,7 +31,7 @@ from gradsan.catalogue import place_raised
 from gradsan.detect.functions import forward_code
 from gradsan.errors.context import Context, of_node, writes_to
 from gradsan.model import Clue
-from gradsan.record.ledger import RawWrite
+from gradsan.record.log import logged_writes
 from gradsan.record.stacks import definition_site, is_user_file, symbolise
 
 
@@ -91,9 +91,7 @@ def gather_operator(context: Context) -> tuple[Clue, ...]:
     code = getattr(function, "__code__", None)
     if code is None or not is_user_file(code.co_filename):
         return ()
-    writes = [
-        raw for raw in (RawWrite(*entry) for entry in context.core.writes()) if code in getattr(raw.stack, "codes", ())
-    ]
+    writes = [raw for raw in logged_writes(context.core) if code in getattr(raw.stack, "codes", ())]
     shown = {id(raw.stack): Clue("base_written", symbolise(raw.stack), op=raw.op) for raw in writes}
     return (Clue("operator", definition_site(code), name=code.co_name), *list(shown.values())[-_WRITES_SHOWN:])
 

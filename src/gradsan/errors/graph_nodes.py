@@ -24,7 +24,8 @@ from gradsan.errors.context import Context, of_node
 from gradsan.graph import naming, walk
 from gradsan.graph.live import tensor_of
 from gradsan.model import Clue, Frame, Site
-from gradsan.record.ledger import RawWrite, call_that_made
+from gradsan.record.ledger import call_that_made
+from gradsan.record.log import RawWrite, logged_writes
 from gradsan.record.stacks import file_of, is_user_file, symbolise
 
 
@@ -79,8 +80,7 @@ def gather_inputs(context: Context) -> Iterator[Clue]:
         yield Clue("input", name=naming.name_of(one, context.frame), values={"rebased": before})
         if before:
             storage = _torch.storage_identity(one)
-            for entry in reversed(context.core.writes()):
-                write = RawWrite(*entry)
+            for write in reversed(logged_writes(context.core)):
                 if write.storage == storage:
                     yield Clue("rebased", symbolise(write.stack), op=write.op)
                     break
@@ -118,7 +118,7 @@ def gather_negative_slope(context: Context) -> tuple[Clue, ...]:
 
 def _writes_before(context: Context) -> list[RawWrite]:
     """Return the logged writes; none for an error raised at the statement."""
-    return [] if context.is_at_statement else [RawWrite(*entry) for entry in context.core.writes()]
+    return [] if context.is_at_statement else logged_writes(context.core)
 
 
 def gather_detached(context: Context) -> tuple[Clue, ...]:

@@ -23,8 +23,7 @@ from gradsan.graph.naming import optimizers_alive
 from gradsan.graph.variables import search
 from gradsan.model import Bridge, Site
 from gradsan.record.backwards import BackwardLog, PastBackward
-from gradsan.record.ledger import RawWrite
-from gradsan.record.log import Log
+from gradsan.record.log import Log, calls_near, logged_writes
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord, StepLog
 
@@ -47,7 +46,7 @@ def by_later_loss(
     Empty where another loss used the same path (or may have, its graph being gone) or will: the cut would affect it.
     Likewise where the backward was asked for a gradient behind it: one of ``inputs``.
     """
-    raws = map(RawWrite._make, core.writes_after(since))
+    raws = logged_writes(core, since)
     by_hand = {raw.storage for raw in raws if raw.is_parameter and raw.clock < backward.clock}
     moved = _moved(steps, since, backward.clock)
     if not _has_network_of(moved | by_hand, backward.roots):
@@ -133,7 +132,7 @@ def _calls_between(core: Log, number: int, past: PastBackward) -> tuple[Site, ..
     stacks: dict[int, Any] = {}
     number += 1
     while number < past.begun_at and len(stacks) < _MOST_CALLS:
-        near = [one for one in core.nodes_near(number, past.thread) if one[1] > number]
+        near = [one for one in calls_near(core, number, past.thread) if one.end > number]
         if not near:
             break
         first, end, _, stack = near[-1]
@@ -179,7 +178,7 @@ def is_nobodys(core: Log, older: Node, since: int) -> bool:
     storages = {_torch.storage_identity(one) for one in leaves}
     if not leaves or not all(isinstance(one, torch.nn.Parameter) for one in leaves):
         return False
-    if any(raw.storage in storages for raw in map(RawWrite._make, core.writes_after(since))):
+    if any(raw.storage in storages for raw in logged_writes(core, since)):
         return False
     held = {_torch.storage_identity(one) for one in _torch.parameters_of(*optimizers_alive())}
     return bool(held) and held.isdisjoint(storages)
@@ -307,4 +306,4 @@ def _line(site: Site) -> tuple[tuple[str, int], ...]:
 def sites_near(core: Log, node: Node, thread: int) -> tuple[Site, ...]:
     """Return the site of a Node; where its call was not watched, those of the calls before and after it."""
     number = _torch.node_sequence(node)
-    return () if number is None else tuple(symbolise(stack) for *_, stack in core.nodes_near(number, thread))
+    return () if number is None else tuple(symbolise(one.stack) for one in calls_near(core, number, thread))

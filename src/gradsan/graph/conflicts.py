@@ -18,7 +18,7 @@ from gradsan.model import Bridge, Conflict, Frame, Passed, Region, Save, Site, T
 from gradsan.overlap import overlap
 from gradsan.record import ledger
 from gradsan.record.backwards import BackwardLog
-from gradsan.record.log import Log, Stack
+from gradsan.record.log import Log, Stack, calls_near
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord, StepLog
 
@@ -273,7 +273,7 @@ def passed(core: Log, roots: Iterable[Node], node: Node | None, moment: int) -> 
 def _line_of(core: Log, number: int, threads: Iterable[int], frames: dict[int, Frame | None]) -> Frame | None:
     """Return the user's line whose call made the Node of that number; None where calls of two threads may have."""
     stacks = [
-        stack for thread in threads for first, end, _, stack in core.nodes_near(number, thread) if first <= number < end
+        one.stack for thread in threads for one in calls_near(core, number, thread) if one.first <= number < one.end
     ]
     if len(stacks) != 1:
         return None

@@ -25,7 +25,7 @@ from gradsan import _torch
 from gradsan.graph import naming, walk
 from gradsan.model import Region, TensorInfo
 from gradsan.record import ledger
-from gradsan.record.log import Log, RawStack
+from gradsan.record.log import Log, RawStack, RawWrite, calls_near, logged_writes
 from gradsan.record.steps import StepLog
 
 _STALE = re.compile(
@@ -237,7 +237,7 @@ def tensor_of(core: Log, stale: Stale, frame: FrameType) -> Any:
     return None
 
 
-def last_write(core: Log, stale: Stale) -> ledger.RawWrite | None:
+def last_write(core: Log, stale: Stale) -> RawWrite | None:
     """Return the last logged write that left its tensor with the sizes and version of the message."""
     for raw in _last_writes(core):
         if raw.version == stale.version and tuple(raw.shape) == stale.sizes and raw.strides is not None:
@@ -254,11 +254,10 @@ def described(core: Log, stale: Stale) -> TensorInfo:
     return TensorInfo(stale.sizes, "", "", raw.storage, region, True, False)
 
 
-def _last_writes(core: Log) -> list[ledger.RawWrite]:
+def _last_writes(core: Log) -> list[RawWrite]:
     """Return the last write to each storage, the latest first."""
-    last: dict[int, ledger.RawWrite] = {}
-    for entry in reversed(core.writes()):
-        raw = ledger.RawWrite(*entry)
+    last: dict[int, RawWrite] = {}
+    for raw in reversed(logged_writes(core)):
         last.setdefault(raw.storage, raw)
     return list(last.values())
 
@@ -280,7 +279,7 @@ def of_node(core: Log, steps: StepLog, node: Node, thread: int, stale: Stale, st
     found: list[Origin] = []
     before: Origin | None = None
     for one in (thread, *(other for other in threads_of(core) if other != thread)):
-        for first, end, clock, stack in core.nodes_near(number, one):
+        for first, end, clock, stack in calls_near(core, number, one):
             if first <= number < end:
                 found.append(Origin(clock, stack, one, True))
             elif one == thread and end <= number:

@@ -12,11 +12,9 @@ from torch.autograd.graph import Node
 from gradsan import _torch
 from gradsan.model import Deviation
 from gradsan.originals.originals import Kept, KnownOutside, as_integers
-from gradsan.record.ledger import RawWrite
-from gradsan.record.log import Core, Log, has_native_core
+from gradsan.record.log import Core, Log, has_native_core, logged_writes
 from gradsan.record.user_hooks import HookedSave
 
-_STORAGE = RawWrite._fields.index("storage")
 _ROUNDINGS = 8
 
 # Walking the graph takes some ten times as long per value as checking the value does.
@@ -174,7 +172,7 @@ class Comparing:
         if kept.same_at < 0 or kept.moved or not self._can_wait(kept):
             return kept.changed
         storage = _torch.storage_or_none(kept.alias)
-        return any(entry[_STORAGE] == storage for entry in self._core.writes_after(kept.same_at)) and kept.changed
+        return any(raw.storage == storage for raw in logged_writes(self._core, kept.same_at)) and kept.changed
 
     def _can_wait(self, kept: Kept) -> bool:
         """Whether a value lies on a device, unchanged in shape and dtype, in memory known to torch only."""

@@ -22,7 +22,7 @@ from gradsan.model import Deviation
 from gradsan.originals.comparing import is_rounding, relative_error
 from gradsan.originals.deep import Deep
 from gradsan.originals.side_backward import UNKNOWN, HooksOnTheWay
-from gradsan.record.ledger import RawWrite
+from gradsan.record.log import RawWrite
 
 _ADDS = frozenset({"add_", "sub_", "__iadd__", "__isub__"})
 _DIVIDES = frozenset({"div_", "__itruediv__"})

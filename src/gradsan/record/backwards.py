@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from gradsan import _torch
-from gradsan.record.log import Log, Stack
+from gradsan.record.log import Log, RawBackwardCall, Stack, backward_calls
 
 _CALLS_KEPT = 256
 
@@ -86,21 +86,21 @@ class Backwards:
         return [one for one in self._read() if one.clock < clock]
 
     def _read(self) -> list[PastBackward]:
-        found = (_read(entry) for entry in self._core.backward_log)
+        found = map(_read, backward_calls(self._core))
         return [one for one in found if not _torch.is_within_graph_capture(one.stack.codes)]
 
 
 def run_in_threads(core: Log) -> bool:
     """Whether the logged backward calls are of several threads, whose events interleave."""
-    return len({entry[8] for entry in core.backward_log}) > 1
+    return len({one.life for one in backward_calls(core)}) > 1
 
 
-def _read(entry: tuple[Any, ...]) -> PastBackward:
-    """Convert an entry of the core's log, whose fields ``Core.engine`` lists."""
-    clock, stack, thread, retain, accumulate, begun_at, sequence, step, life, outputs = entry
-    via = "backward" if accumulate else "grad"
-    weak = tuple(_gone if one is None else one for one in outputs)
-    return PastBackward(clock, stack, thread, bool(retain), via, sequence, begun_at, step, life, weak)
+def _read(call: RawBackwardCall) -> PastBackward:
+    via = "backward" if call.accumulates else "grad"
+    weak = tuple(_gone if one is None else one for one in call.outputs)
+    retain = bool(call.retain_graph)
+    ended, begun = call.ended_at, call.begun_at
+    return PastBackward(call.clock, call.stack, call.thread, retain, via, ended, begun, call.step, call.life, weak)
 
 
 def _gone() -> None:

@@ -1,48 +1,19 @@
-"""Writes from the raw logs, to one storage or the youngest; ``RawWrite`` and ``RawCall`` are their entries."""
+"""Writes from the log of a run, to one storage or the youngest, and the calls that made Nodes."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.autograd.graph import Node
 
 from gradsan import _torch
 from gradsan.model import Region, Site, Write
-from gradsan.record.log import Log, Stack
+from gradsan.record.log import Log, RawCall, RawWrite, backward_calls, calls_near, logged_writes
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import StepLog, StepRecord, moved_storages
-
-
-class RawWrite(NamedTuple):
-    """The fields of one entry of the write log, in both cores."""
-
-    clock: int
-    storage: int
-    version: int | None
-    op: str
-    kind: Any
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] | None
-    itemsize: int
-    item: tuple[Any, ...] | None
-    stack: Stack
-    sequence: int
-    grad_enabled: bool
-    is_parameter: bool
-    step: int
-
-
-class RawCall(NamedTuple):
-    """The fields of one entry of the log of Nodes: a call, and the numbers of the Nodes it made, ``end`` exclusive."""
-
-    first: int
-    end: int
-    clock: int
-    stack: Stack
 
 
 class Noted:
@@ -63,13 +34,13 @@ class Noted:
     def was_logged(self, core: Log, steps: StepLog, since: int) -> bool:
         """Whether the logs have a write to one of them: a step after ``since``, or one past the counter of a tensor."""
         storages = {storage for _, _, storage in self._held}
-        writes = map(RawWrite._make, core.writes_after(self._clock))
+        writes = logged_writes(core, self._clock)
         return any(one.storage in storages for one in writes) or not storages.isdisjoint(moved_storages(steps, since))
 
 
 def call_that_made(core: Log, number: int | None, thread: int) -> RawCall | None:
     """Return the call that made the Node of that number in ``thread``; None where no watched call did."""
-    near = () if number is None else map(RawCall._make, core.nodes_near(number, thread))
+    near = () if number is None else calls_near(core, number, thread)
     return next((one for one in near if number is not None and one.first <= number < one.end), None)
 
 
@@ -94,8 +65,7 @@ def writes_since(
     found: list[Write] = []
     others: list[Write] = []
     with_it = [record for record in steps.steps if storage in record.storages]
-    for entry in core.writes():
-        raw = RawWrite(*entry)
+    for raw in logged_writes(core):
         if raw.storage != storage or raw.clock <= start:
             continue
         if any(_is_within(raw.clock, record) and not _was_in_closure(core, raw, record) for record in with_it):
@@ -121,7 +91,7 @@ def uncounted_since(core: Log, steps: StepLog, storage: int, start: int, saved_a
     """
     found = [
         as_write(raw)
-        for raw in (RawWrite(*entry) for entry in core.writes())
+        for raw in logged_writes(core)
         if raw.storage == storage and raw.clock > start and raw.stack is not saved_at
     ]
     if not found:
@@ -140,8 +110,7 @@ def first_move(core: Log, steps: StepLog, storage: int, saved_version: int, vers
     """
     clock: int = core.clock
     at = version + 1
-    for entry in reversed(core.writes()):
-        raw = RawWrite(*entry)
+    for raw in reversed(logged_writes(core)):
         if raw.storage != storage or raw.version is None:
             continue
         if not saved_version < raw.version < at:
@@ -163,8 +132,7 @@ def first_move(core: Log, steps: StepLog, storage: int, saved_version: int, vers
 def version_since(core: Log, steps: StepLog, storage: int, version: int) -> int:
     """Return the clock of the last write or step after which ``storage`` had at most ``version``; 0 if none."""
     clock: int = 0
-    for entry in reversed(core.writes()):
-        raw = RawWrite(*entry)
+    for raw in reversed(logged_writes(core)):
         if raw.storage == storage and raw.version is not None and raw.version <= version:
             clock = raw.clock
             break
@@ -196,7 +164,7 @@ def _is_within(clock: int, record: StepRecord) -> bool:
 
 def _was_in_closure(core: Log, raw: RawWrite, record: StepRecord) -> bool:
     """Whether a backward began between the write and the end of the step: the step's own update comes after it."""
-    return any(raw.clock <= entry[0] and _is_within(entry[0], record) for entry in core.backward_log)
+    return any(raw.clock <= one.clock and _is_within(one.clock, record) for one in backward_calls(core))
 
 
 def _has_not_written(record: StepRecord, storage: int, found: list[Write], now: int) -> bool:

@@ -1,15 +1,14 @@
 """The log of a run: counters, entries and listeners as both cores have them, and the choice of a core.
 
-The C core and the pure one record the same; readers of the log need not know which. An entry is a tuple, with its
-fields named by :class:`gradsan.record.ledger.RawWrite`, :class:`gradsan.record.ledger.RawCall` and
-:class:`gradsan.record.steps.RawBackward`.
+The C core and the pure one record the same; readers of the log need not know which. A core keeps tuples;
+:func:`logged_writes`, :func:`calls_near` and :func:`backward_calls` give their fields names.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 
@@ -22,6 +21,55 @@ RawStack = _core_pure.Stack
 
 Stack: TypeAlias = Any
 """The stack of an entry: a :data:`RawStack` of a core, or a :class:`gradsan.model.Site` of the post-mortem reader."""
+
+
+class RawWrite(NamedTuple):
+    """The fields of one entry of the write log, in both cores."""
+
+    clock: int
+    storage: int
+    version: int | None
+    op: str
+    kind: Any
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    itemsize: int
+    item: tuple[Any, ...] | None
+    stack: Stack
+    sequence: int
+    grad_enabled: bool
+    is_parameter: bool
+    step: int
+
+
+class RawCall(NamedTuple):
+    """The fields of one entry of the log of Nodes: a call, and the numbers of the Nodes it made, ``end`` exclusive."""
+
+    first: int
+    end: int
+    clock: int
+    stack: Stack
+
+
+class RawBackwardCall(NamedTuple):
+    """The fields of one entry of ``Log.backward_log``: a call into the engine that has begun.
+
+    ``begun_at`` is the number of the next Node when it began, ``ended_at`` when it ended (or the same again until
+    then), of PyTorch's own count in this thread. ``life`` numbers the thread: idents are used again. ``outputs`` are
+    weak references; None for one that has none.
+    """
+
+    clock: int
+    stack: Stack
+    thread: int
+    retain_graph: bool | None
+    accumulates: bool
+    begun_at: int
+    ended_at: int
+    step: int
+    life: int
+    outputs: Sequence[Callable[[], object] | None]
 
 
 class Log(Protocol):
@@ -75,6 +123,21 @@ class Log(Protocol):
 
     def lost_writes_after(self, clock: int, /) -> bool:
         """Whether the bounded log may have dropped a write younger than ``clock``."""
+
+
+def logged_writes(log: Log, after: int = 0) -> list[RawWrite]:
+    """The logged writes that are younger than the clock ``after``, oldest first."""
+    return list(map(RawWrite._make, log.writes_after(after)))
+
+
+def calls_near(log: Log, number: int, thread: int) -> Iterator[RawCall]:
+    """The call that made the Node with this number in ``thread``, else the calls just before and just after it."""
+    return map(RawCall._make, log.nodes_near(number, thread))
+
+
+def backward_calls(log: Log) -> Iterator[RawBackwardCall]:
+    """The logged calls into the engine, oldest first."""
+    return map(RawBackwardCall._make, log.backward_log)
 
 
 class Core(Log, Protocol):

@@ -17,7 +17,7 @@ from gradsan.record.demands import Asked, Demands, Found
 from gradsan.record.guarding import Guard
 from gradsan.record.listeners import Listeners
 from gradsan.record.patches import Patches
-from gradsan.record.steps import RawBackward, Steps, moments
+from gradsan.record.steps import RawBackward, Steps, as_backward, moments
 
 FINDINGS_KEPT = 1_000
 """The most conflicts, and the most failures, that are kept at a time."""
@@ -203,7 +203,7 @@ class Recorder:
         self.demands.on_new(finding)
 
     def _on_failure(self, entry: RawBackward, error: BaseException) -> None:
-        found = self.watching.backward_failed(entry, error)
+        found = self.watching.backward_failed(as_backward(entry), error)
         for explainer in self.explainers:
             self.guard.run(partial(explainer, error, found))
 

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 from gradsan import _torch, source
 from gradsan.heuristics import is_named_in_place
 from gradsan.model import Frame, Site, Write
-from gradsan.record.ledger import RawWrite
-from gradsan.record.log import RawStack
+from gradsan.record.log import RawStack, RawWrite
 
 PAIRS_KEPT = 1024
 

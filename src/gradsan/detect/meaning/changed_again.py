@@ -28,8 +28,7 @@ from typing import Any, Literal, NamedTuple
 from gradsan import _torch, source
 from gradsan.model import Clue, Frame, Site
 from gradsan.record.detector import Finder, Run
-from gradsan.record.ledger import RawWrite
-from gradsan.record.log import RawStack
+from gradsan.record.log import RawStack, RawWrite, backward_calls, logged_writes
 from gradsan.record.stacks import is_user_file, symbolise
 from gradsan.record.steps import RawBackward
 
@@ -72,9 +71,9 @@ class ChangedAgain(Finder):
 
     def settle(self) -> None:
         """Check a last time, as watching ends."""
-        log = self._core.backward_log
-        if len(log) > 1:
-            self._look(log[-1][1])
+        calls = list(backward_calls(self._core))
+        if len(calls) > 1:
+            self._look(calls[-1].stack)
 
     def _look(self, used: Any) -> None:
         groups: dict[tuple[Any, ...], list[_Part]] = {}
@@ -87,7 +86,7 @@ class ChangedAgain(Finder):
 
     def _memories(self) -> Iterator[list[RawWrite]]:
         """Yield the last writes to each scaled memory, as far as the counter shows that there were no others."""
-        raws = [raw for raw in map(RawWrite._make, self._core.writes_after(self._since)) if raw.kind != "metadata"]
+        raws = [raw for raw in logged_writes(self._core, self._since) if raw.kind != "metadata"]
         scaled = {
             raw.storage
             for raw in raws

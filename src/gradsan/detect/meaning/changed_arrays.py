@@ -22,8 +22,7 @@ from gradsan.detect.meaning.changed_again import FACTORS, FADES, ROW, SCALES, SH
 from gradsan.detect.one_tensor.second_names import at_line
 from gradsan.model import Clue, Failure
 from gradsan.record.detector import Run
-from gradsan.record.ledger import RawWrite
-from gradsan.record.log import RawStack
+from gradsan.record.log import RawStack, RawWrite, backward_calls, logged_writes
 from gradsan.record.stacks import is_of_program, is_user_file, symbolise
 
 _PARTS, _ELEMENTS, _DISTINCT = 32, 2**14, 8
@@ -67,9 +66,9 @@ class ChangedArrays:
         with torch.no_grad():
             numbers = tensor.detach().reshape(-1).to(torch.float64, copy=True)
         core, times = self._core, 0
-        log = core.backward_log
+        latest = next(reversed(list(backward_calls(core))), None)
         if before is not None:
-            if not log or log[-1][0] <= before.clock:
+            if latest is None or latest.clock <= before.clock:
                 return
             if not self._is_scaled_again(stack, _factor(before.numbers, numbers)):
                 self._refuted.add(stack)
@@ -79,8 +78,8 @@ class ChangedArrays:
         self._parts[place] = _Lent(
             weakref.ref(root), core.tick(), _torch.storage_or_none(tensor), stack, numbers, times
         )
-        if before is not None:
-            self._judge(before._replace(storage=storage), log[-1][1])
+        if before is not None and latest is not None:
+            self._judge(before._replace(storage=storage), latest.stack)
 
     def _is_scaled_again(self, stack: RawStack, factor: float | None) -> bool:
         """Whether ``factor`` is the earlier one at ``stack``, or a power of it, and far from 1.
@@ -115,7 +114,7 @@ class ChangedArrays:
     def _written(self, last: _Lent) -> list[tuple[Any, str, str]]:
         """Return the lines that wrote the tensor made of the part the last time."""
         raws: list[RawWrite] = []
-        for raw in map(RawWrite._make, self._core.writes_after(last.clock)):
+        for raw in logged_writes(self._core, last.clock):
             if raw.storage == last.storage and raw.version == len(raws) + 1:
                 raws.append(raw)
         if not any(raw.op in SCALES for raw in raws) or not all(raw.op in SCALES or raw.op in SHIFTS for raw in raws):

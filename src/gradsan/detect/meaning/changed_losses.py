@@ -19,7 +19,8 @@ from gradsan.graph import naming
 from gradsan.model import Clue
 from gradsan.originals.meant import Value, place_of
 from gradsan.record.detector import Finder, Run
-from gradsan.record.ledger import QUIET_KINDS, RawWrite, call_that_made
+from gradsan.record.ledger import QUIET_KINDS, call_that_made
+from gradsan.record.log import logged_writes
 from gradsan.record.stacks import is_of_program, symbolise
 from gradsan.record.steps import RawBackward
 
@@ -46,7 +47,7 @@ class ChangedLosses(Finder):
         storage = _torch.storage_or_none(loss)
         raws = [
             raw
-            for raw in map(RawWrite._make, self._core.writes_after(made.clock))
+            for raw in logged_writes(self._core, made.clock)
             # A write that the operation logged as it returned is its own result.
             if raw.storage == storage and raw.kind not in QUIET_KINDS and raw.stack is not made.stack
         ]

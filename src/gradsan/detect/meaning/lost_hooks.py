@@ -23,8 +23,8 @@ from gradsan.detect.lost_updates import Graph
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
 from gradsan.record.detector import Finder, Guard, Run
-from gradsan.record.ledger import RawWrite, call_that_made
-from gradsan.record.log import RawStack
+from gradsan.record.ledger import call_that_made
+from gradsan.record.log import RawStack, RawWrite, logged_writes
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
@@ -113,7 +113,7 @@ class LostHooks(Finder):
         """Check the views; the arguments are those of ``listeners.BeforeBackward``."""
         waiting, self._waiting = self._waiting, []
         since = min((one.clock for one in waiting), default=0)
-        writes = [RawWrite(*item) for item in self._core.writes_after(since)] if waiting else []
+        writes = logged_writes(self._core, since) if waiting else []
         nodes: dict[int, Any] | None = None
         for one in waiting:
             own = [

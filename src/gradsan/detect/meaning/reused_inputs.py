@@ -22,7 +22,8 @@ from gradsan.detect.changed_values import has_made
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Frame, Site
 from gradsan.record.detector import Finder, Run
-from gradsan.record.ledger import RawWrite, call_that_made, site_that_made
+from gradsan.record.ledger import call_that_made, site_that_made
+from gradsan.record.log import RawWrite
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 

@@ -32,7 +32,7 @@ from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.graph import naming, walk
 from gradsan.model import Clue
 from gradsan.record.detector import Run
-from gradsan.record.ledger import RawWrite
+from gradsan.record.log import RawWrite, logged_writes
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, StepRecord, read_backward
 from gradsan.record.user_hooks import has_tensor_hooks
@@ -138,7 +138,7 @@ class SpentGradients(RoundDetector):
             return
         begun = self._begun
         steps = [record for record in self._steps.steps if record.end is None or record.end > begun]
-        writes = [raw for raw in map(RawWrite._make, self._core.writes_after(begun)) if raw.kind != "metadata"]
+        writes = [raw for raw in logged_writes(self._core, begun) if raw.kind != "metadata"]
         self._judge_part(entry, steps)
         if self._gradients and not self._is_read:
             self._judge_cleared(entry, steps, writes)

@@ -28,7 +28,8 @@ from gradsan.graph import naming, walk
 from gradsan.model import Clue
 from gradsan.record.backwards import PastBackward
 from gradsan.record.detector import Finder, Run
-from gradsan.record.ledger import RawWrite, call_that_made, site_that_made
+from gradsan.record.ledger import call_that_made, site_that_made
+from gradsan.record.log import logged_writes
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -104,7 +105,7 @@ class StaleValues(Finder):
         ]
         found += [
             (one.clock, one.stack, one.op)
-            for one in map(RawWrite._make, self._core.writes_after(borders[0]))
+            for one in logged_writes(self._core, borders[0])
             if one.storage == storage and one.kind not in ("metadata", "step")
         ]
         clocks = [clock for clock, _, _ in found]
@@ -114,7 +115,7 @@ class StaleValues(Finder):
 
     def _is_written(self, tensor: Any, since: int) -> bool:
         storage = _torch.storage_or_none(tensor)
-        raws = map(RawWrite._make, self._core.writes_after(since))
+        raws = logged_writes(self._core, since)
         return any(raw.storage == storage and raw.kind != "metadata" for raw in raws)
 
 

@@ -40,7 +40,7 @@ from gradsan.detect.memory import Uncounted
 from gradsan.graph import naming, walk
 from gradsan.model import Clue
 from gradsan.record.detector import Finder, Run
-from gradsan.record.ledger import RawWrite
+from gradsan.record.log import logged_writes
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -188,7 +188,7 @@ class Unowned(Finder):
             if is_owned or int(leaf._version) != one.version or (given is not None and given.clock > one.clock):
                 return False
         # The next one of its kind often gets the same memory.
-        raws = map(RawWrite._make, core.writes_after(one.clock) if one.made is None else ())
+        raws = logged_writes(core, one.clock) if one.made is None else []
         return not any(
             raw.storage == one.storage and raw.kind != "metadata" and (leaf is not None or raw.is_parameter)
             for raw in raws

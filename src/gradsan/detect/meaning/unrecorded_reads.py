@@ -30,8 +30,8 @@ from gradsan.originals.meant import Value, place_of
 from gradsan.overlap import overlap
 from gradsan.record import ledger
 from gradsan.record.detector import Run
-from gradsan.record.ledger import QUIET_KINDS, RawWrite
-from gradsan.record.log import RawStack
+from gradsan.record.ledger import QUIET_KINDS
+from gradsan.record.log import RawStack, RawWrite, logged_writes
 from gradsan.record.stacks import is_of_program, is_own_file, is_user_file, symbolise, within_torch
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -105,7 +105,7 @@ class UnrecordedReads(RoundDetector):
         self._meant.note(op, args, kwargs, self._uncounted.bypasses.__contains__)
         if self._core.write_count != self._count:
             self._count = self._core.write_count
-            for raw in map(RawWrite._make, self._core.writes_after(self._read_to)):
+            for raw in logged_writes(self._core, self._read_to):
                 self._read_to = raw.clock
                 if raw.storage and not raw.is_parameter and raw.kind not in QUIET_KINDS and raw.version != 0:
                     self._written.setdefault(raw.storage, []).append(raw)
@@ -173,7 +173,7 @@ class UnrecordedReads(RoundDetector):
         if self._exports.changed_since(tensor, made.clock, None) is None:
             return None
         storage = _torch.storage_or_none(tensor)
-        return None if any(raw[1] == storage for raw in self._core.writes_after(made.clock)) else export
+        return None if any(raw.storage == storage for raw in logged_writes(self._core, made.clock)) else export
 
     def _compared(self, tensor: Any, raw: RawWrite, raws: list[RawWrite]) -> str | None:
         clocks = [one.clock for one in raws]

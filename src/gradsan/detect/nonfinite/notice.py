@@ -16,8 +16,7 @@ from gradsan import _torch
 from gradsan.graph import naming, walk
 from gradsan.model import Birth, NonFinite, NonFiniteSeen
 from gradsan.record.detector import Detector, Run
-from gradsan.record.ledger import RawWrite
-from gradsan.record.log import RawStack
+from gradsan.record.log import RawStack, backward_calls, logged_writes
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, StepRecord
 
@@ -131,7 +130,7 @@ class Notice(Detector):
         """Whether steps of this stretch have updated a leaf, or statements after a backward have."""
         if self._steps_of(leaf):
             return True
-        began = min((entry[0] for entry in self._core.backward_log if entry[0] >= self._began), default=None)
+        began = min((one.clock for one in backward_calls(self._core) if one.clock >= self._began), default=None)
         storage = _torch.storage_or_none(leaf)
         if began is None:
             return False
@@ -142,7 +141,7 @@ class Notice(Detector):
             and raw.is_parameter
             and raw.op not in _REFILLS
             and (raw.version or 0) <= leaf._version
-            for raw in map(RawWrite._make, self._core.writes())
+            for raw in logged_writes(self._core)
         )
 
     def _steps_of(self, parameter: torch.Tensor) -> list[StepRecord]:

@@ -102,7 +102,7 @@ class NonFiniteSearch:
 
     def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Check the loss, and register the checks of gradients; as ``listeners.BeforeBackward``."""
-        clock, stack, outputs = entry[0], entry[1], entry[3]
+        clock, stack, outputs = entry.clock, entry.stack, entry.outputs
         if _torch.is_transformed():
             self._note(Message("blind.nonfinite_transformed"))
         elif _torch.is_compiled_autograd():
@@ -116,25 +116,25 @@ class NonFiniteSearch:
 
     def after_backward(self, entry: RawBackward) -> None:
         """Collect the gradients that a backward has left in ``.grad``; as ``listeners.AfterBackward``."""
-        if not self._backward.has(entry[0]):
+        if not self._backward.has(entry.clock):
             return
         self._compiled.forget()
-        if self._bad_losses or self._backward.given(entry[0]):
-            self._quietly(lambda: self._end(entry[0], entry[1]))
+        if self._bad_losses or self._backward.given(entry.clock):
+            self._quietly(lambda: self._end(entry.clock, entry.stack))
         else:
             # Nearly every backward ends here, without calls into torch.
-            self._backward.end(entry[0])
+            self._backward.end(entry.clock)
             self._rounds += 1
             self._pending_loss = None
 
     def failed(self, entry: RawBackward, error: BaseException) -> None:
         """Report the origin where a backward failed because of a NaN; anomaly mode does that."""
-        origins = self._backward.given(entry[0]) if _VALUES.search(str(error)) is not None else []
+        origins = self._backward.given(entry.clock) if _VALUES.search(str(error)) is not None else []
         if origins and not self._found:
             first = min(origins, key=lambda one: one.number)
             self._report(first_cause(first), [], None, None, self._rounds, "stopped")
-        self._backward.end(entry[0])
-        self._bad_losses.pop(entry[0], None)
+        self._backward.end(entry.clock)
+        self._bad_losses.pop(entry.clock, None)
 
     def _begin(self, clock: int, stack: RawStack, outputs: Any, bad: Sequence[Any]) -> None:
         noticed_before, self._noticed = self._noticed, stack

@@ -30,8 +30,7 @@ from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.detect.memory import Uncounted
 from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Run
-from gradsan.record.ledger import RawWrite
-from gradsan.record.log import RawStack
+from gradsan.record.log import RawStack, RawWrite, logged_writes
 from gradsan.record.stacks import is_of_program, is_user_file, symbolise
 from gradsan.record.steps import RawBackward
 
@@ -92,7 +91,7 @@ class OwnOperands(RoundDetector):
         """Check the first rounds, and later ones for lines that have run between; as ``on_round`` of the core."""
         self._awaited = None
         if rounds in self.rounds[3:]:
-            raws = map(RawWrite._make, self._core.writes_after(self._since))
+            raws = logged_writes(self._core, self._since)
             stacks = {raw.stack for raw in raws if raw.op in _TAKES_OPERAND}
             # The line that gives a parameter other memory may compute it from what it had.
             stacks |= {one.stack for one in self._uncounted.replaced.values() if one.clock > self._since}
@@ -134,7 +133,7 @@ class OwnOperands(RoundDetector):
             facts = {**_torch.facts_of(target), "is_leaf": is_leaf, "is_mixed": is_mixed, "is_written": is_written}
             self._own.setdefault(stack, (op, facts))
             if op == "copy_":
-                writes = map(RawWrite._make, reversed(self._core.writes()))
+                writes = reversed(logged_writes(self._core))
                 others_of_it = (raw for raw in writes if raw.storage == storage and raw.stack is not stack)
                 self._before[stack] = next(others_of_it, None)
             if given[0] is given[1]:
@@ -181,7 +180,7 @@ class OwnOperands(RoundDetector):
         """Whether what the line at ``stack`` has called has written some memory in this round."""
         since = 0 if self._entry is None else self._entry.clock
         own = next((code for code in stack.codes if is_user_file(code.co_filename)), None)
-        raws = map(RawWrite._make, self._core.writes_after(since))
+        raws = logged_writes(self._core, since)
         stacks = (raw.stack for raw in raws if raw.storage == storage and is_of_program(raw.stack))
         return any(own in one.codes[1:] for one in stacks)
 

@@ -33,8 +33,8 @@ from gradsan.graph.live import value_of
 from gradsan.heuristics import is_named_in_place
 from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Finder, Run
-from gradsan.record.ledger import QUIET_KINDS, RawWrite
-from gradsan.record.log import RawStack
+from gradsan.record.ledger import QUIET_KINDS
+from gradsan.record.log import RawStack, RawWrite, logged_writes
 from gradsan.record.stacks import is_of_program, is_user_file, symbolise
 from gradsan.record.steps import RawBackward
 
@@ -65,7 +65,7 @@ class SecondNames(Finder):
         if rounds not in _ROUNDS or len(self._seen) > _STACKS or _torch.is_compiling():
             return
         by_stack: dict[Any, list[RawWrite]] = collections.defaultdict(list)
-        for raw in map(RawWrite._make, self._core.writes_after(self._read_to)):
+        for raw in logged_writes(self._core, self._read_to):
             self._read_to = max(self._read_to, raw.clock)
             if raw.stack not in self._seen and raw.kind not in QUIET_KINDS and not raw.is_parameter and raw.storage:
                 by_stack[raw.stack].append(raw)

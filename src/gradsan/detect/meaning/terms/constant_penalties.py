@@ -25,8 +25,7 @@ from gradsan.detect.meaning.terms.constant_terms import LISTED, SUMS, made_of, s
 from gradsan.graph import walk
 from gradsan.model import Clue
 from gradsan.record.detector import Run
-from gradsan.record.ledger import RawWrite
-from gradsan.record.log import RawStack
+from gradsan.record.log import RawStack, logged_writes
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -140,7 +139,7 @@ class ConstantPenalties(RoundDetector):
         reached = set(map(id, leaves))
         own = [one for weak in read.parameters if (one := weak()) is not None and id(one) in reached]
         storages = set(map(_torch.storage_or_none, own))
-        raws = map(RawWrite._make, self._core.writes_after(self._begun))
+        raws = logged_writes(self._core, self._begun)
         return bool(own) and not any(
             raw.storage in storages and raw.kind not in ("step", "metadata", "outside") for raw in raws
         )

@@ -29,8 +29,8 @@ from gradsan.detect.kept_gradients import program_reads_gradients
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Site
 from gradsan.record.detector import Finder, Run
-from gradsan.record.ledger import RawWrite, call_that_made
-from gradsan.record.log import RawStack
+from gradsan.record.ledger import call_that_made
+from gradsan.record.log import RawStack, logged_writes
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -150,7 +150,7 @@ class LostTerms(Finder):
 
     def _judge(self, one: _Term) -> None:
         steps = [record for record in self._steps.steps if record.clock > one.clock]
-        writes = [RawWrite._make(item) for item in self._core.writes_after(one.clock)]
+        writes = logged_writes(self._core, one.clock)
         own = set(one.storages)
         if any(not own.isdisjoint(record.storages) for record in steps):
             return
