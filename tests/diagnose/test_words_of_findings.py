@@ -1,5 +1,6 @@
 """A finding and a sentence as text: what ``print`` shows of them."""
 
+import pytest
 import torch
 
 import gradsan
@@ -26,3 +27,15 @@ def test_two_findings_about_one_write_say_so():
     assert "note.same_write" not in [note.key for note in first.notes]
     [note] = [note for note in second.notes if note.key == "note.same_write"]
     assert note.values == {"code": first.code}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_linear_layer_saves_its_weight_for_the_gradient_of_its_input(bias):
+    layer = torch.nn.Linear(3, 2, bias=bias)
+    hidden = torch.ones(4, 3, requires_grad=True).sin()
+    with gradsan.watch() as watched:
+        out = layer(hidden)
+        layer.weight.data.mul_(2)
+        out.sum().backward()
+    saved = next(one for one in watched.diagnoses[0].labels if one.role == "saved")
+    assert saved.message.values["target"] == "hidden"

@@ -166,16 +166,18 @@ def _of_line(conflict: Conflict, need: Need) -> Mapping[str, str]:
         return {}
     inner = site.inner_frames
     files = {one.file.replace("\\", "/").rsplit("/", 1)[-1] for one in inner}
-    return _of_layer(operation, files, inner) if files - _PLAIN else _of_function(operation, need)
+    return _of_layer(operation, files, inner, need) if files - _PLAIN else _of_function(operation, need)
 
 
-def _of_layer(layer: source.Operation, files: set[str], inner: Sequence[Frame]) -> Mapping[str, str]:
+def _of_layer(layer: source.Operation, files: set[str], inner: Sequence[Frame], need: Need) -> Mapping[str, str]:
     kinds = files - {"module.py", *_PLAIN}
     is_one = sum(one.function.rpartition(".")[2] == "forward" for one in inner) == 1 and len(layer.arguments) == 1
     if len(kinds) != 1 or not is_one or any("multi_head" in one.function for one in inner):
         return {}
     said: dict[str, str] = {}
     for name, attribute in _LAYERS.get(kinds.pop(), {}).items():
+        if name == "self" and need.op == "mm":
+            attribute = ""  # a linear layer without a bias
         words = f"{layer.called}.{attribute}" if attribute else layer.arguments[0]
         if words is not None and re.fullmatch(r"[\w.\[\]]+", words):
             said[name] = words

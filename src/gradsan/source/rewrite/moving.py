@@ -13,7 +13,7 @@ from typing import TypeAlias
 from gradsan.model import Frame, Lines
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.flow import reaching
-from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, consumed_names, leaf_name
+from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, consumed_names, leaf_name, standing_of
 from gradsan.source.locate import Statement, expression_at, statement_at
 from gradsan.source.methods import METADATA
 from gradsan.source.tree import SourceFile, header_nodes
@@ -61,7 +61,8 @@ def move_behind(written: Sequence[Sequence[Frame]], used: Sequence[Frame]) -> Mo
     behind = "\n".join([source.lines[end - 1], *(line for text in texts for line in text)])
     gone = {line for node in moved for line in range(source.span(node).line, source.span(node).end_line + 1)}
     lines = (*((source.file, line, "") for line in sorted(gone)), (source.file, end, behind))
-    return Moved(lines, all(_is_light(node) for node in between))
+    apart = [node for node in between if names_read([node]).isdisjoint(names_read(moved))]
+    return Moved(lines, all(_is_light(source, node, node in apart) for node in between))
 
 
 def within_block(written: Sequence[Sequence[Frame]], used: Sequence[Frame], saved: Sequence[Frame]) -> Lines:
@@ -298,8 +299,12 @@ def _names(node: ast.AST, context: type[ast.expr_context] | UnionType) -> set[st
     return {one.id for one in inner if isinstance(one, ast.Name) and isinstance(one.ctx, context)} - own
 
 
-def _is_light(node: ast.stmt) -> bool:
-    return all(leaf_name(one.func) in _LIGHT for one in ast.walk(node) if isinstance(one, ast.Call))
+def _is_light(source: SourceFile, node: ast.stmt, is_apart: bool) -> bool:
+    """Whether a statement computes nothing; one ``is_apart`` from what is moved may call functions of torch."""
+    calls = [one.func for one in ast.walk(node) if isinstance(one, ast.Call)]
+    owners = {one: one.value for one in calls if isinstance(one, ast.Attribute) and leaf_name(one) not in _LIGHT}
+    of_torch = {one for one, owner in owners.items() if is_apart and standing_of(source, owner) == "namespace"}
+    return all(leaf_name(one) in _LIGHT or one in of_torch for one in calls)
 
 
 _DEEPEST = 6
