@@ -33,7 +33,8 @@ def completed(diagnosis: Diagnosis, others: Sequence[Diagnosis]) -> Diagnosis:
 
 def joined(fix: Fix, others: Iterable[Fix]) -> Fix | None:
     """The fix with the lines of the one of its kind among ``others``; None without one, or where they clash."""
-    other = next((one for one in others if one.summary.key == fix.summary.key and one.lines), None)
+    keys = _AT_SAVE if fix.summary.key in _AT_SAVE else (fix.summary.key,)
+    other = next((one for one in others if one.summary.key in keys and one.lines), None)
     lines = {(file, line): text for file, line, text in fix.lines}
     if other is None or not lines:
         return None
