@@ -32,7 +32,7 @@ from gradsan.detect.meaning.stale_values import StaleValues
 from gradsan.detect.meaning.stopped_gradients import StoppedGradients
 from gradsan.detect.meaning.terms.constant_penalties import ConstantPenalties
 from gradsan.detect.meaning.terms.constant_terms import ConstantTerms
-from gradsan.detect.meaning.terms.cut_terms import CutTerms
+from gradsan.detect.meaning.terms.cut_terms import CutTerms, DrawnSamples
 from gradsan.detect.meaning.terms.lost_terms import LostTerms
 from gradsan.detect.meaning.terms.number_terms import NumberTerms
 from gradsan.detect.meaning.unowned import Unowned
@@ -94,6 +94,7 @@ DETECTORS: tuple[type[Detector], ...] = (
     Making,
     ConstantPenalties,
     CutTerms,
+    DrawnSamples,
     NumberTerms,
     UnrecordedReads,
     SpentGradients,

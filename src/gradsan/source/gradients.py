@@ -48,6 +48,12 @@ def reads_gradients(file: str) -> bool:
     return source is None or any(_is_gradient_read(source, node) for node in source.nodes)
 
 
+def draws_both(frame: Frame) -> bool:
+    """Whether the file of a ``sample()`` calls ``rsample``, too, and so knows the difference; True in doubt."""
+    source = read_source(frame.file)
+    return source is None or any(isinstance(node, ast.Attribute) and node.attr == "rsample" for node in source.nodes)
+
+
 def reads_gradient_beside(frame: Frame) -> bool:
     """Whether the function around a statement, or the file where there is none, reads some ``.grad``; True in doubt."""
     statement = statement_at(frame)

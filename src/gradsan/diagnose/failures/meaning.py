@@ -216,7 +216,7 @@ def term_cut(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure: a warning; a note where the program has detached what the term is made of."""
     read = failure.clue("read")
     words, kind = _CUT_WORDS.get(read.values.get("how") if read is not None else None, _CUT_WORDS["no_grad"])
-    return _constant_joined(failure, "read", words, "cut_term", kind)
+    return _constant_joined(failure, "read", words, "sample" if kind == "sample_with_graph" else "cut_term", kind)
 
 
 _CUT_WORDS: dict[object, tuple[str, str]] = {
@@ -225,6 +225,7 @@ _CUT_WORDS: dict[object, tuple[str, str]] = {
     "discrete": ("term_is_discrete", "smooth_term"),
     "flat": ("term_is_flat", "smooth_term"),
     "number": ("term_is_number", "term_as_tensor"),
+    "drawn": ("sample_is_constant", "sample_with_graph"),
 }
 
 
