@@ -95,6 +95,7 @@ class CutTerms(RoundDetector):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
+        self._samples = run.get(DrawnSamples)
         self._held: dict[int, _Held] = {}
         self._joined: list[_Joined] = []
         self._names = self._notes(dict[RawStack, str | None]())
@@ -120,6 +121,8 @@ class CutTerms(RoundDetector):
     def _converted(self, name: str, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         guard = self._listeners.guard
         guard.run_hushed(lambda: self._on_result(name, args, kwargs, result))
+        if name == "detach":
+            self._samples.detached(args[0])
 
     def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Follow values that leave the graph, and their uses with values in it."""
@@ -246,11 +249,11 @@ class DrawnSamples(RoundDetector):
         """Drop the samples followed before."""
         self._held.clear()
         self._compared.clear()
-        self._watch(("detach",), self._detached)
         return True
 
-    def _detached(self, _: str, __: Any, args: tuple[Any, ...], ___: dict[str, Any], result: Any) -> None:
-        for draw in self._of(args[0]):
+    def detached(self, sample: Any) -> None:
+        """Note that the program detaches a value; ``detach`` is watched by one detector alone."""
+        for draw in self._of(sample):
             draw.is_meant = True
 
     def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
