@@ -60,6 +60,18 @@ out = Square.apply(h).sum()
 h.data.mul_(0.1)
 out.backward()
 """
+FORGOTTEN = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+net = nn.Linear(3, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(5):
+    net(torch.randn(5, 3)).pow(2).mean().backward()
+    nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    opt.zero_grad()
+"""
 PENALTY = """
 import torch
 from torch import nn
@@ -116,6 +128,14 @@ def test_a_silent_fault_is_mended(tmp_path, monkeypatch, program, code, kind, me
     assert fix.how_changed is None or meaning == "changed"
     if meaning == "preserved":
         assert fix.verification.gradient_difference == 0
+
+
+def test_a_forgotten_step_comes_after_the_backward_and_its_clip(tmp_path, monkeypatch):
+    found = search(tmp_path, monkeypatch, FORGOTTEN)
+    fix = first_that_passed(found)
+    assert (found.diagnoses[0].code, fix.kind, fix.meaning) == ("GS424", "step_after_backward", "changed")
+    rows = fix.diff.splitlines()
+    assert rows[rows.index("+    opt.step()") - 1] == "     nn.utils.clip_grad_norm_(net.parameters(), 1.0)"
 
 
 @pytest.mark.long

@@ -45,6 +45,17 @@ def clip_functions() -> list[tuple[Any, str, bool]]:
     return [norm, (utils, "clip_grad_value_", False), (clip_grad, "clip_grad_value_", False)]
 
 
+def is_within_clip(frame: FrameType | None) -> bool:
+    """Whether a function that clips gradients, or computes their norm for it, runs at most eight calls out."""
+    for _ in range(8):
+        if frame is None:
+            return False
+        if frame.f_globals is vars(clip_grad):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def is_empty_generator(given: Any, caller: FrameType | None) -> bool:
     """Whether a clip function has been given an exhausted generator; ``caller`` is the frame that called it.
 

@@ -297,7 +297,7 @@ IMPLIED = frozenset(
         *("rebuild_in_function", "as_property", "record_the_change", "change_a_copy", "leave_the_argument"),
         *("clear_gradient", "clear_by_optimizer", "detach_built_once", "collect_each_value", "forget_collected"),
         *("give_to_optimizer", "cache_each_round", "switch_on", "create_graph", "copy_second_name", "clip_between"),
-        *("clear_elsewhere", "clear_after_step", "give_parameters", "scale_out_of_place"),
+        *("clear_elsewhere", "clear_after_step", "step_after_backward", "give_parameters", "scale_out_of_place"),
         *("undo_item", "undo_new_tensor", "undo_gradient", "undo_no_grad", "undo_inference_mode", "cut_at_use"),
         *("schedule_anew", "differentiate_base", "compute_each_round", "functional_fast_weights"),
         *("stable_form", "double_where", "clamp_input", "eps_inside", "clamp_count", "nonzero_denominator"),

@@ -4,12 +4,14 @@ Some rounds of a line are followed as a whole: the gradients of its backward, th
 where gradients are clipped, and the steps. A fault is reported when it has occurred in two of these rounds: for all
 gradients, or for those of one optimizer, if nothing refills them before its step. A line whose gradients were used in
 one round is left alone, unless the source shows that they were to be accumulated for a step of several rounds; and so
-is a program whose own code reads gradients.
+is a program whose own code reads gradients. Where no step of these parameters comes until the end, and they keep their
+values, the step was forgotten.
 
 Rows: ``gradient_thrown_away``. Roles: ``gradient`` (a leaf that no other backward reached before the step, if there
 is one; ``values``: ``shape``, ``dtype``, ``device``, ``leaves``, ``is_refilled``, whether there is none,
 ``is_part``, whether it is one of several to be accumulated), ``cleared``
-(its site; ``op``), ``stepped`` (the step that came too late). ``clip_without_effect``. Roles: ``clip`` (the call;
+(its site; ``op``), ``stepped`` (the step that came too late, without a site if none came; ``name``, the optimizer's).
+``clip_without_effect``. Roles: ``clip`` (the call;
 ``values``: ``kind``, ``empty`` where there was nothing to clip, ``run_out`` where it was given an exhausted
 generator, ``spent`` where it came after the step, ``of_last_step`` where the step that follows is for others,
 ``others`` where no optimizer has what it was given, ``scaled`` where a ``GradScaler`` unscales later), ``stepped``.
@@ -22,6 +24,7 @@ import sys
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import torch
 from torch.autograd.graph import Node
 
 from gradsan import _torch
@@ -43,6 +46,7 @@ _NO_READ = _CLEARS | {"detach", "detach_", "requires_grad_"}
 _UNSCALES, _LARGE = "GradScaler.unscale_", 500
 _HOOKED = "BackwardHookFunctionBackward"
 _ROUNDS_WITHOUT_STEP = 16
+_LEAVES_COMPARED, _VALUES_COMPARED = 4, 64
 
 
 class _Gradient(NamedTuple):
@@ -52,6 +56,15 @@ class _Gradient(NamedTuple):
     own: int
     storage: int
     memory: Any
+
+
+class _Idle(NamedTuple):
+    """Leaves whose gradients were cleared in rounds without a step, some of their values then, and the report of it."""
+
+    clock: int
+    storages: frozenset[int]
+    values: list[tuple[Any, torch.Tensor]]
+    clues: tuple[Clue, ...]
 
 
 class SpentGradients(RoundDetector):
@@ -66,10 +79,11 @@ class SpentGradients(RoundDetector):
         self._leaves: list[Any] = []
         self._gradients: list[_Gradient] = []
         self._storages: set[int] = set()
-        self._is_read = False
+        self._is_read = self._is_clipped = False
         self._refilled: list[tuple[int, frozenset[int]]] = []
         self._used = self._notes(set[Any]())
         self._unstepped = self._notes(dict[Any, Clearing]())
+        self._idle = self._notes(dict[Any, _Idle]())
         self._begun = self._gone_on = 0
         self._met = self._notes(collections.Counter[Any]())
 
@@ -92,7 +106,8 @@ class SpentGradients(RoundDetector):
         if not is_plain or is_hooked or any(True for _ in naming.find(sys._getframe(1), _keeps_gradient)):
             leaves = []
         self._leaves = [_torch.weak_tensor(one) for one in reversed(leaves)]
-        self._gradients, self._is_read, self._refilled = [], False, []
+        self._gradients, self._refilled = [], []
+        self._is_read = self._is_clipped = False
         self._storages.clear()
         self._begun = entry.clock
         self._calls_of_program.begin()
@@ -104,6 +119,24 @@ class SpentGradients(RoundDetector):
         is_wanted = entry.stack in self._unstepped and entry.stack not in self._described
         self._gone_on += is_wanted
         return is_wanted and self._gone_on <= _ROUNDS_WITHOUT_STEP
+
+    @_torch.hushed()
+    def settle(self) -> None:
+        """Report the lines whose gradients no step has used until the end."""
+        for stack, idle in self._idle.items():
+            if stack not in self._used | self._described and not self._is_trained(idle):
+                self._described.add(stack)
+                self._report_at(THROWN, stack, *idle.clues)
+        super().settle()
+
+    def _is_trained(self, idle: _Idle) -> bool:
+        """Whether a step had one of the leaves, or one has other values now, or was written and is gone."""
+        if any(not idle.storages.isdisjoint(one.storages) for one in self._steps.steps):
+            return True
+        alive = [(leaf, before) for weak, before in idle.values if (leaf := weak()) is not None]
+        if len(alive) < len(idle.values):
+            return any(one.storage in idle.storages for one in logged_writes(self._core, idle.clock))
+        return not all(torch.equal(_first_values(leaf), before) for leaf, before in alive)
 
     def _end(self) -> None:
         if self._entry is not None:
@@ -128,7 +161,10 @@ class SpentGradients(RoundDetector):
         """Check whether a call reads the gradients."""
         if self._storages and not self._is_read and op not in _NO_READ:
             given = _torch.tensors_in((args, kwargs))
-            self._is_read = any(_torch.storage_or_none(one) in self._storages for one in given)
+            if any(_torch.storage_or_none(one) in self._storages for one in given):
+                is_clip = _torch.is_within_clip(sys._getframe(1))
+                self._is_clipped |= is_clip
+                self._is_read = not is_clip
 
     def looks(self, entry: RawBackward, is_last: bool) -> None:
         """Judge the round when it is over."""
@@ -140,7 +176,9 @@ class SpentGradients(RoundDetector):
         steps = [record for record in self._steps.steps if record.end is None or record.end > begun]
         writes = [raw for raw in logged_writes(self._core, begun) if raw.kind != "metadata"]
         self._judge_part(entry, steps)
-        if self._gradients and not self._is_read:
+        # A clip reads for the step's sake, unless it has no bound and gives the norm alone.
+        is_measured = self._is_clipped and not any(one.bounds for one in self._calls_of_program.clips)
+        if self._gradients and not self._is_read and not is_measured:
             self._judge_cleared(entry, steps, writes)
         clips = [one for one in self._calls_of_program.clips if one.storages]
         for clip in clips:
@@ -196,6 +234,7 @@ class SpentGradients(RoundDetector):
         is_whole = key is entry.stack
         if is_whole and not (used or moved or later):
             self._unstepped.setdefault(entry.stack, first)
+            self._note_idle(entry, first, gradients)
         if used or moved:
             self._used.add(key)
         # One loss often reaches parameters that another trains: they are cleared, and refilled before their step.
@@ -203,6 +242,25 @@ class SpentGradients(RoundDetector):
         if key not in self._used and is_alone and is_told and self._is_second(key):
             self._report_cleared(entry, first, later[0], gradients)
         return not (used or moved)
+
+    def _note_idle(self, entry: RawBackward, first: Clearing, gradients: list[_Gradient]) -> None:
+        """Note the second round without a step, for a look at the end of the program."""
+        self._met[_Idle, entry.stack] += 1
+        leaves = [leaf for one in gradients if (leaf := one.leaf()) is not None]
+        frame = sys._getframe(1)
+        is_whole = len(leaves) == len(gradients)
+        if self._met[_Idle, entry.stack] != 2 or not is_whole or program_reads_gradients(frame):
+            return
+        held = (type(one).__name__ for one, _ in self._making.optimizers() if _has(one, leaves[0]))
+        facts = {**_torch.facts_of(leaves[0]), "leaves": len(leaves), "is_refilled": False, "is_part": ""}
+        clues = (
+            Clue("gradient", name=naming.name_of(leaves[0], frame), values=facts),
+            Clue("cleared", symbolise(first.stack), op=first.op),
+            Clue("stepped", name=next(held, None)),
+        )
+        values = [(_torch.weak_tensor(one), _first_values(one)) for one in leaves[:_LEAVES_COMPARED]]
+        storages = frozenset(one.own for one in gradients)
+        self._idle[entry.stack] = _Idle(self._core.clock, storages, values, clues)
 
     def _is_filled_between(self, gradients: list[_Gradient], first: Clearing, step: StepRecord) -> bool:
         between = [reached for clock, reached in self._refilled if first.clock < clock < step.clock]
@@ -322,6 +380,15 @@ class SpentGradients(RoundDetector):
             return False
         self._described.add(key)
         return True
+
+
+def _has(optimizer: Any, leaf: torch.Tensor) -> bool:
+    return any(one is leaf for one in _torch.parameters_of(optimizer))
+
+
+def _first_values(leaf: torch.Tensor) -> torch.Tensor:
+    """A copy of the first values of a leaf, on the CPU."""
+    return leaf.detach().reshape(-1)[:_VALUES_COMPARED].to("cpu", copy=True)
 
 
 def _may_look(node: Node) -> bool:

@@ -66,7 +66,7 @@ def _way(evidence: str) -> str:
 
 
 def thrown_away(failure: Failure) -> Diagnosis | None:
-    """Diagnose every such failure: a warning where parameters were left without a gradient; else it only cost time."""
+    """Diagnose every such failure: a note where gradients were filled anew, which only cost time; else a warning."""
     gradient, cleared, stepped = (failure.clue(role) for role in ("gradient", "cleared", "stepped"))
     if gradient is None or cleared is None or stepped is None:
         return None
@@ -76,20 +76,24 @@ def thrown_away(failure: Failure) -> Diagnosis | None:
         "writer": label_texts.as_written(cleared.op or "zero_grad"),
         "optimizer": stepped.name,
     }
+    is_idle, is_part = stepped.site is None, bool(gradient.values["is_part"])
+    kind = "never_used" if is_idle else f"{'part_' if is_part else ''}thrown_away"
+    fix = "step_after_backward" if is_idle else "clear_after_step" if is_part else "clear_elsewhere"
     return parts.diagnosis(
         failure,
         "GS424",
         "gradient_thrown_away",
         values=values,
         severity="note" if gradient.values["is_refilled"] else "warning",
-        explanation=f"explanation.gradient_{'part_' if gradient.values['is_part'] else ''}thrown_away",
+        title="title.gradient_never_used" if is_idle else None,
+        explanation=f"explanation.gradient_{kind}",
         labels=(
             *parts.used(failure, "label.fills_in_vain", values),
             *parts.label_of(cleared, "written", "label.cleared_unused", values),
-            *parts.label_of(stepped, "note", "label.steps_without", values),
+            *(() if is_idle else parts.label_of(stepped, "note", "label.steps_without", values)),
         ),
         tensor=parts.tensor_of(gradient) if gradient.name else None,
-        fixes=(parts.fix("clear_after_step" if gradient.values["is_part"] else "clear_elsewhere", "changed", values),),
+        fixes=(parts.fix(fix, "changed", values),),
     )
 
 

@@ -43,6 +43,7 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     gradients.before_step_or_backward,
     gradients.unscale_before_clip,
     gradients.clear_after_step,
+    gradients.step_after_backward,
     gradients.set_to_none,
     gradients.differentiate_base,
     copies.record_change,

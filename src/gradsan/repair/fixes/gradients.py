@@ -225,6 +225,41 @@ def clear_after_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     return (replace(advice, lines=lines, applicability="review"),)
 
 
+def step_after_backward(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """The step of the optimizer whose ``zero_grad()`` clears the gradients, after the backward and what clips."""
+    advice, cleared = blocks.advice(diagnosis, "step_after_backward"), blocks.first(diagnosis, "written")
+    used = blocks.first(diagnosis, "used")
+    clear = None if cleared is None else next(blocks.placements(cleared), None)
+    place = None if used is None else next(blocks.placements(used), None)
+    if advice is None or clear is None or place is None or clear.source is not place.source:
+        return ()
+    source, call = clear.source, blocks.method_call(clear.statement, "zero_grad")
+    function = source.function(clear.statement)
+    if call is None or not isinstance(call.func, ast.Attribute) or function is not source.function(place.statement):
+        return ()
+    receiver = source.text(call.func.value)
+    if _is_network(source, receiver) or not is_whole_lines(source, place.statement):
+        return ()
+    last = place.statement
+    for node in place.block[place.index + 1 :]:
+        inner = node.value if isinstance(node, ast.Expr) else None
+        if not (isinstance(inner, ast.Call) and (leaf_name(inner.func) or "").startswith("clip_grad")):
+            break
+        last = node
+    end = source.span(last).end_line
+    text = f"{source.lines[end - 1]}\n{source.indent(place.statement)}{receiver}.step()"
+    return (replace(advice, lines=blocks.lines_changed(source, {end: text}), applicability="review"),)
+
+
+def _is_network(source: SourceFile, name: str) -> bool:
+    """Whether the file calls ``name``, or asks it for its parameters: ``model.zero_grad()`` names no optimizer."""
+    return any(
+        (isinstance(node, ast.Call) and source.text(node.func) == name)
+        or (isinstance(node, ast.Attribute) and node.attr == "parameters" and source.text(node.value) == name)
+        for node in source.nodes
+    )
+
+
 def _moved_before(advice: Fix, label: Label, other: Label | None) -> tuple[Fix, ...]:
     """``advice`` with the statement of ``label`` right before that of ``other``, where both are in one block.
 
