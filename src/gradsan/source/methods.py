@@ -25,6 +25,13 @@ ALIASING_ATTRIBUTES = frozenset({"data", "T", "mT", "H", "mH", "real", "imag"})
 # Methods which return several views; an index after them selects one.
 PIECES = _words("chunk split split_with_sizes unsafe_chunk unsafe_split tensor_split unbind hsplit vsplit dsplit")
 
+# Methods that compute a new tensor from all elements of theirs.
+MAKING_NEW = _words(
+    """abs acos add addmm amax amin asin atan bmm ceil clamp clone cos cosh cumprod cumsum div erf exp expm1 floor log
+    log1p log_softmax logsumexp masked_fill matmul max maximum mean min minimum mm mul neg norm pow prod reciprocal relu
+    round rsqrt sigmoid sign sin sinh softmax sqrt square std sub sum tan tanh var where"""
+)
+
 # The operations under which ``x[i] = v`` reaches PyTorch's dispatcher.
 SETITEM_OPS = _words("__setitem__ copy_ fill_ index_put_ _index_put_impl_ masked_fill_ masked_scatter_ index_fill_")
 # Operations run by modules and functionals with ``inplace=True``.

@@ -16,7 +16,17 @@ from gradsan.source.identifiers import (
     parameters,
     standing_of,
 )
-from gradsan.source.methods import CHANGING_METADATA, OVERWRITING, WITHOUT_COUNTERPART, is_inplace_name
+from gradsan.source.locate import expressions_at
+from gradsan.source.methods import (
+    ALIASING_METHODS,
+    CHANGING_METADATA,
+    MAKING_NEW,
+    OVERWRITING,
+    PIECES,
+    WITHOUT_COUNTERPART,
+    is_inplace_name,
+    same_operation,
+)
 from gradsan.source.rewrite.rebinding import (
     can_rebind,
     is_read_afterwards,
@@ -53,14 +63,52 @@ def out_of_place(frame: Frame, op: str) -> Change | None:
     ``x += y`` becomes ``x = x + y``, ``x.mul_(2).sigmoid_()`` becomes ``x = x.mul(2).sigmoid()``. None where no such
     line is equivalent: a write through a view or an index (see ``clone_before``), a module's parameter, a variable of
     another scope, an operation without a counterpart. The change's notes say who may still see the old values.
+    ``torch.exp(x).mul_(y)`` writes a value that nothing else holds: ``torch.exp(x).mul(y)``.
     """
     found = target_at(frame, op)
-    if found is None or found[1].through_view:
+    if found is None:
+        return _temporary(frame, op)
+    if found[1].through_view:
         return None
     source, node, target = found[0].source, found[0].node, found[1].node
     if isinstance(node, ast.AugAssign):
         return _augmented(source, node)
     return _call(source, node, target) if isinstance(node, ast.Call) else None
+
+
+def _temporary(frame: Frame, op: str) -> Change | None:
+    """A chain of in-place methods of a value just computed in the same expression, made out of place."""
+    found = [
+        (one.source, one.node)
+        for one in expressions_at(frame)
+        if isinstance(one.node, ast.Call)
+        and is_inplace_name(name := leaf_name(one.node.func) or "")
+        and same_operation(name, op)
+    ]
+    if len(found) != 1:
+        return None
+    source, call = found[0]
+    while (outer := _outer_call(source, call)) is not None:
+        call = outer
+    base: ast.expr = call
+    edits: list[Edit] = []
+    while isinstance(base, ast.Call) and isinstance(base.func, ast.Attribute) and is_inplace_name(base.func.attr):
+        if base.func.attr in OVERWRITING | CHANGING_METADATA | WITHOUT_COUNTERPART:
+            return None
+        edits.append(_drop_underscore(source, base.func))
+        base = base.func.value
+    return edited(source, edits, _KIND) if edits and _is_just_made(source, base) else None
+
+
+def _is_just_made(source: SourceFile, node: ast.expr) -> bool:
+    """Whether an expression gives a new tensor: arithmetic, or a function of torch's that hands out no view."""
+    if isinstance(node, ast.BinOp | ast.UnaryOp):
+        return True
+    if not isinstance(node, ast.Call) or any(keyword.arg in ("out", "inplace") for keyword in node.keywords):
+        return False
+    name = leaf_name(node.func) or ""
+    path = dotted_path(source, node.func) or ""
+    return name not in ALIASING_METHODS | PIECES and (path.startswith("torch.") or name in MAKING_NEW)
 
 
 def result_out_of_place(frame: Frame, op: str) -> Change | None:
