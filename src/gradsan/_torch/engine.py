@@ -78,7 +78,7 @@ _HAS_SNAPSHOTS = sys.version_info < (3, 13)
 _FRAMES_OWN = 3
 
 
-def frames_of(error: BaseException) -> Iterator[Any]:
+def frames_of(error: BaseException) -> Iterator[FrameType]:
     """Yield the frames that an exception passed, outermost first."""
     trace = error.__traceback__
     while trace is not None:
@@ -145,7 +145,7 @@ def frames_of_threads() -> dict[int, FrameType]:
         return sys._current_frames()
 
 
-def callers_of_engine(frame: FrameType | None) -> list[Any]:
+def callers_of_engine(frame: FrameType | None) -> list[FrameType]:
     """Return, where ``frame`` runs in a thread of the engine, the frames by which other threads wait for the engine.
 
     Empty where the engine runs in the thread of ``frame``, or does not run at all.

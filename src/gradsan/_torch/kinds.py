@@ -135,7 +135,7 @@ def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
     return () if tensor.is_nested and tensor.layout is torch.strided else tuple(tensor.shape)
 
 
-def facts_of(tensor: torch.Tensor) -> dict[str, Any]:
+def facts_of(tensor: torch.Tensor) -> dict[str, object]:
     """Return ``shape``, ``dtype`` and ``device`` in the form of a clue's values."""
     return {
         "shape": shape_of(tensor),
@@ -161,7 +161,9 @@ def type_of(tensor: torch.Tensor) -> str:
     return f"Meta{name.rpartition('.')[2].removesuffix('Tensor')}Type" if tensor.device.type == "meta" else name
 
 
-def tensors_in(value: Any, depth: int = 3, most: int | None = None, *, in_objects: bool = False) -> Iterator[Any]:
+def tensors_in(
+    value: Any, depth: int = 3, most: int | None = None, *, in_objects: bool = False
+) -> Iterator[torch.Tensor]:
     """Yield the tensors in an argument or a result: itself, or in the first ``most`` items of tuples, lists and dicts.
 
     ``depth`` bounds the nesting of containers. With ``in_objects``, tensors in attributes of other objects are

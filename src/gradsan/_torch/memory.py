@@ -131,7 +131,7 @@ class WeakTensors:
     def __init__(self) -> None:
         self._known: dict[int, weak_tensor] = {}
 
-    def get(self, number: int) -> Any:
+    def get(self, number: int) -> torch.Tensor | None:
         """Return the live tensor with this number, or None."""
         known = self._known.get(number)
         return None if known is None else known()
@@ -146,7 +146,7 @@ class WeakTensors:
 
         known[number] = weak_tensor(tensor, forget)
 
-    def values(self) -> list[Any]:
+    def values(self) -> list[torch.Tensor]:
         """Return the live tensors."""
         return [one for known in list(self._known.values()) if (one := known()) is not None]
 

@@ -23,7 +23,7 @@ import torch.sparse
 import torch.special
 
 
-def parameters_of(*optimizers: Any) -> list[Any]:
+def parameters_of(*optimizers: Any) -> list[torch.Tensor]:
     """Return all parameters in the groups of the optimizers, in order."""
     return [one for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]]
 

@@ -84,7 +84,7 @@ class LostUpdates(Detector):
         else:
             pairs = list(zip(inputs, result, strict=False))
         pairs = [(leaf, grad) for leaf, grad in pairs if _torch.is_tensor(leaf) and grad is not None]
-        made = [grad for _, grad in pairs if grad.grad_fn is not None]
+        made = [grad for _, grad in pairs if grad is not None and grad.grad_fn is not None]
         samples = samples_of(pairs) if made else []
         if samples:
             self._state.open.append(Asked(clock, stack, thread, samples, Graph(made), bool(accumulates)))

@@ -103,8 +103,7 @@ def by_another_optimizer(
     """The same where no step lies between: what ``past`` has freed, if other optimizers have all of its parameters."""
     order = walk.engine_order(backward.roots)
     freed = [node for node in order if _is_before(node, past) and _torch.was_freed(node)]
-    below = (child for node in (walk.engine_order(freed) if freed else ()) for child, _ in node.next_functions)
-    shared = {_torch.storage_identity(node.variable) for node in below if _is_leaf(node)}
+    shared = {_torch.storage_identity(leaf) for leaf in walk.leaves_of(walk.engine_order(freed) if freed else ())}
     if not _has_network_of(shared, backward.roots):
         return ()
     edges = _border(backward.roots, _Leaves(shared), _OTHERS, _MOVED)

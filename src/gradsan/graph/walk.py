@@ -67,7 +67,7 @@ def oldest_of(inputs: Iterable[Any]) -> int:
 
 def engine_order(
     roots: Iterable[Node], inputs: tuple[Any, ...] = (), accumulates: bool = True, since: int = 0
-) -> list[Any]:
+) -> list[Node]:
     """Return the Nodes that a backward from ``roots`` runs, in the order in which the engine runs them on one device.
 
     The engine takes the youngest Node of those whose consumers have all run; Nodes of several threads make the two
@@ -101,7 +101,7 @@ def nodes_behind(roots: Iterable[Node], most: int) -> list[Any] | None:
     return found if len(found) <= most else None
 
 
-def each_behind(roots: Iterable[Node], through: Callable[[Any], bool] | None = None) -> Iterator[Any]:
+def each_behind(roots: Iterable[Node], through: Callable[[Any], bool] | None = None) -> Iterator[Node]:
     """Yield every Node that a backward from ``roots`` may run, once, in no particular order.
 
     Nodes for which ``through`` is false are left out, and so are those that only they lead to.
@@ -181,7 +181,7 @@ def _leading_to(inputs: tuple[Any, ...], accumulates: bool, order: list[Node]) -
     return [node for node in order if node in running]
 
 
-def leaves_of(nodes: Iterable[Node]) -> list[Any]:
+def leaves_of(nodes: Iterable[Node]) -> list[torch.Tensor]:
     """Return the leaves to which ``nodes`` pass gradients, each once."""
     leaves: dict[int, Any] = {}
     for node in nodes:

@@ -6,7 +6,7 @@ stretch runs. A hook that is not overridden costs nothing. KnownConflicts go to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
@@ -138,7 +138,7 @@ class Finder(Detector):
     def __init__(self, run: Run) -> None:
         self._core, self._listeners, self._found = run.core, run.listeners, run.report
         self._noted: list[Any] = []
-        self._described = self._notes(set[Any]())
+        self._described = self._notes(set[Hashable]())
 
     def _notes(self, container: T) -> T:
         """Return a container that :meth:`forget` empties."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -59,7 +59,7 @@ class ChangedAgain(Finder):
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._since = 0
-        self._stacks, self._places = self._notes(dict[Any, Any]()), self._notes(dict[Any, Any]())
+        self._stacks, self._places = self._notes(dict[Hashable, Any]()), self._notes(dict[Hashable, Any]())
 
     def forget(self) -> None:
         self._since = self._core.clock

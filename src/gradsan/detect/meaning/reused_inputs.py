@@ -12,7 +12,7 @@ Row: ``input_reused``. Roles: ``written`` (the call; ``name`` is the argument, `
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 from torch.autograd.graph import Node
@@ -43,8 +43,8 @@ class ReusedInputs(Finder):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self._seen = self._notes(set[Any]())
-        self._keepers = self._notes(dict[Any, set[int]]())
+        self._seen = self._notes(set[Hashable]())
+        self._keepers = self._notes(dict[Hashable, set[int]]())
         """The containers that held what a call has written, by ``id``; empty before they were looked for."""
 
     def forget(self) -> None:

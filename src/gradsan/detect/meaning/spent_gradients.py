@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import collections
 import sys
+from collections.abc import Hashable
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -35,7 +36,7 @@ from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.graph import naming, walk
 from gradsan.model import Clue
 from gradsan.record.detector import Run
-from gradsan.record.log import RawWrite, logged_writes
+from gradsan.record.log import RawStack, RawWrite, logged_writes
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, StepRecord, read_backward
 from gradsan.record.user_hooks import has_tensor_hooks
@@ -81,11 +82,11 @@ class SpentGradients(RoundDetector):
         self._storages: set[int] = set()
         self._is_read = self._is_clipped = False
         self._refilled: list[tuple[int, frozenset[int]]] = []
-        self._used = self._notes(set[Any]())
-        self._unstepped = self._notes(dict[Any, Clearing]())
-        self._idle = self._notes(dict[Any, _Idle]())
+        self._used = self._notes(set[Hashable]())
+        self._unstepped = self._notes(dict[Hashable, Clearing]())
+        self._idle = self._notes(dict[RawStack, _Idle]())
         self._begun = self._gone_on = 0
-        self._met = self._notes(collections.Counter[Any]())
+        self._met = self._notes(collections.Counter[Hashable]())
 
     def forget(self) -> None:
         super().forget()

@@ -106,7 +106,8 @@ class StoppedGradients(Finder):
             held = {id(one): one for one in _torch.parameters_of(optimizer)}
             for stopped in self._stopped:
                 for key in stopped.leaves.keys() & held.keys():
-                    if held[key].grad is None or not bool(held[key].grad.any()):
+                    grad = held[key].grad
+                    if grad is None or not bool(grad.any()):
                         stopped.seen[key] = _torch.weak_tensor(held[key])
                     else:
                         self._feed([held[key]])

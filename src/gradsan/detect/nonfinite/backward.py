@@ -64,7 +64,7 @@ class Backward:
         self._runs[clock] = run
         for node in walk.each_behind(roots):
             kind = type(node).__name__
-            leaf = node.variable if kind == "AccumulateGrad" else None
+            leaf = getattr(node, "variable", None) if kind == "AccumulateGrad" else None
             if leaf is not None:
                 run.leaves.append(leaf)
                 if _torch.has_backward_hooks(leaf):

@@ -12,7 +12,7 @@ gradient; ``values``: ``shape``, ``dtype``, ``device``), ``read`` (``name`` of t
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -47,7 +47,7 @@ class KeptReferences(Finder):
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._kept = self._notes(list[_Kept]())
-        self._seen = self._notes(set[Any]())
+        self._seen = self._notes(set[Hashable]())
 
     @_torch.hushed()
     def before_round(self, entry: RawBackward, rounds: int) -> None:

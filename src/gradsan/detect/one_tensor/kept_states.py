@@ -17,7 +17,7 @@ import collections
 import itertools
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -61,7 +61,7 @@ class KeptStates(Finder):
         super().__init__(run)
         self._operands = run.get(OwnOperands)
         self._states = self._notes(list[_State]())
-        self._given_own = self._notes(dict[Any, int]())
+        self._given_own = self._notes(dict[Hashable, int]())
         self._searches = 0
 
     def forget(self) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import collections
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -57,11 +57,11 @@ class OwnOperands(RoundDetector):
         self._uncounted.on_given_again = self.given_again
         self._uncounted.on_data_read = self.data_read
         self._uncounted.on_replaced = self.replaced_by
-        self._own = self._notes(dict[Any, tuple[str, dict[str, Any]]]())
-        self._computed = self._notes(dict[Any, dict[str, Any]]())
-        self._before = self._notes(dict[Any, RawWrite | None]())
-        self._twice = self._notes(collections.defaultdict[Any, set[int]](set))
-        self._other = self._notes(set[Any]())
+        self._own = self._notes(dict[Hashable, tuple[str, dict[str, Any]]]())
+        self._computed = self._notes(dict[Hashable, dict[str, Any]]())
+        self._before = self._notes(dict[Hashable, RawWrite | None]())
+        self._twice = self._notes(collections.defaultdict[Hashable, set[int]](set))
+        self._other = self._notes(set[Hashable]())
         self._mixes = Mixes()
         self._behind = self._notes(_torch.WeakTensors())
         self._given = self._notes(dict[int, int]())

@@ -20,7 +20,7 @@ import collections
 import linecache
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from types import FrameType
 from typing import Any, NamedTuple
@@ -51,7 +51,7 @@ class SecondNames(Finder):
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._values = run.get(ChangedValues)
-        self._seen, self._first = self._notes(set[Any]()), self._notes(set[Any]())
+        self._seen, self._first = self._notes(set[Hashable]()), self._notes(set[Hashable]())
         self._read_to = 0
         self._waiting: list[tuple[Any, Failure]] = []
 

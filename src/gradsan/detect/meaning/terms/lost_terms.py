@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import collections
 import sys
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,8 +68,8 @@ class LostTerms(Finder):
         super().__init__(run)
         self._steps, self._optimizers, self._backwards = run.steps, run.stepped_optimizers, run.backwards
         self._waiting: list[_Term] = []
-        self._met = self._notes(collections.Counter[Any]())
-        self._phases = self._notes(dict[Any, set[Any]]())
+        self._met = self._notes(collections.Counter[Hashable]())
+        self._phases = self._notes(dict[Hashable, set[Any]]())
         """The lines whose losses have a term made at one place, by that place and the memory of a leaf."""
 
     def forget(self) -> None:
