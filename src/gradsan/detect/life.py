@@ -399,7 +399,7 @@ def _model_of(found: Found) -> str:
     return found.path.partition(".")[0].partition("[")[0]
 
 
-def _names(tensors: list[Any], frame: FrameType) -> dict[int, str]:
+def _names(tensors: list[torch.Tensor], frame: FrameType) -> dict[int, str]:
     """The expressions by which the program holds the tensors, by ``id``; a name in a module comes first."""
     wanted = {id(one) for one in tensors}
     found: dict[int, Found] = {}

@@ -180,7 +180,7 @@ class Deep:
         self,
         outputs: Any,
         gradients: Any,
-        leaves: list[Any],
+        leaves: list[torch.Tensor],
         order: list[Node],
         passed_over: Callable[[str], None],
         keeps_graph: bool,

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch.autograd.graph import Node
 
 from gradsan import _torch
@@ -19,7 +20,7 @@ from gradsan.record.steps import StepLog, StepRecord, moved_storages
 class Noted:
     """Parameters as they were at a moment, held weakly."""
 
-    def __init__(self, core: Log, parameters: Iterable[Any]) -> None:
+    def __init__(self, core: Log, parameters: Iterable[torch.Tensor]) -> None:
         """Note the version and the memory of each."""
         self._clock = core.clock
         self._held = [(_torch.weak_tensor(one), one._version, _torch.storage_or_none(one)) for one in parameters]

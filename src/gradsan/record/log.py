@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
+from torch.optim import Optimizer
 
 from gradsan.record import _core_pure
 
@@ -205,10 +206,10 @@ class Core(Log, Protocol):
     def watch_indexing(self, wanted: bool, /) -> None:
         """Log the Nodes that ``tensor[index]`` makes from now on, or no longer."""
 
-    def step_begin(self, optimizer: Any, *_: Any) -> None:
+    def step_begin(self, optimizer: Optimizer, *_: Any) -> None:
         """Log that a step begins: an optimizer's pre-hook."""
 
-    def step_end(self, optimizer: Any, *_: Any) -> None:
+    def step_end(self, optimizer: Optimizer, *_: Any) -> None:
         """Log that a step has ended: an optimizer's post-hook."""
 
     def engine(self, original: Callable[..., Any], /) -> Callable[..., Any]:

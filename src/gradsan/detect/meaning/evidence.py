@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import nn
 from torch.autograd.graph import Node
 
@@ -88,7 +89,7 @@ class Evidence:
         is_whole = top.training and not type(top).__module__.startswith("torch.")
         return "criterion" if is_own and is_whole and self._is_within(node, top) else None
 
-    def name_of(self, leaf: Any) -> str | None:
+    def name_of(self, leaf: torch.Tensor) -> str | None:
         """Return the leaf's name, with the class of the module that has it; None where none has."""
         named = ((top, name) for top in self._tops for name, held in top.named_parameters() if held is leaf)
         return next((f"{type(top).__name__}.{name}" for top, name in named), None)
@@ -100,7 +101,7 @@ class Evidence:
             if any(id(one) in wanted for one in _torch.parameters_of(optimizer)):
                 yield made
 
-    def _is_left_whole(self, top: nn.Module, leaf: Any) -> bool:
+    def _is_left_whole(self, top: nn.Module, leaf: torch.Tensor) -> bool:
         owner = next(
             (one for one in top.modules() if any(held is leaf for held in one.parameters(recurse=False))), None
         )
@@ -111,7 +112,7 @@ class Evidence:
         only_scales = all(one.dim() < 2 for one in own)
         return not only_scales and not any(id(one) in self._owned for one in own)
 
-    def _hidden(self, leaf: Any, top: nn.Module | None) -> str | None:
+    def _hidden(self, leaf: torch.Tensor, top: nn.Module | None) -> str | None:
         """Evidence where a module of a fully trained model holds the leaf, or its module, in a plain attribute."""
         for model in self._tops:
             held = [one for one in model.parameters() if one.requires_grad]
@@ -156,7 +157,7 @@ class Evidence:
                     break
         return found
 
-    def _meeting(self, leaf: Any) -> tuple[Any, list[Any], list[Any]] | None:
+    def _meeting(self, leaf: torch.Tensor) -> tuple[Any, list[Any], list[Any]] | None:
         """Return the operation that combines the leaf, or values computed from it alone, with results of trained parts.
 
         With its inputs that come from the leaf, and the other ones; None where there is none.
@@ -175,7 +176,7 @@ class Evidence:
                 alone.add(node)
         return None
 
-    def _feeds_trained(self, leaf: Any) -> bool:
+    def _feeds_trained(self, leaf: torch.Tensor) -> bool:
         """Whether an operation applies a trained parameter to values computed from the leaf."""
         behind: set[Node] = set()
         trained: set[Any] = set()
@@ -193,7 +194,7 @@ class Evidence:
         return False
 
     @staticmethod
-    def _is_of(node: Node, leaf: Any) -> bool:
+    def _is_of(node: Node, leaf: torch.Tensor) -> bool:
         """Whether a Node is that of the leaf, or a chain from it alone, such as the transpose in a linear layer."""
         while len(children := _children(node)) == 1:
             node = children[0]
@@ -214,7 +215,7 @@ def _top_modules() -> list[nn.Module]:
     return [one for one in modules if id(one) not in inner]
 
 
-def _is_of_a_library(leaf: Any) -> bool:
+def _is_of_a_library(leaf: torch.Tensor) -> bool:
     """Whether a module of an installed package holds a leaf as a buffer or in an attribute, for its own use."""
     for module in naming.all_modules_alive():
         file = getattr(sys.modules.get(type(module).__module__), "__file__", None)
@@ -243,7 +244,7 @@ def _origin(node: Node) -> Any:
     return node
 
 
-def _is_one_by_one(leaf: Any, own: list[Any], rest: list[Any]) -> bool:
+def _is_one_by_one(leaf: torch.Tensor, own: list[Any], rest: list[Any]) -> bool:
     """Whether a leaf has an element, or a row, for each of those that it is combined with."""
     shapes = [_shape_of(one) for one in rest]
     mine = [_shape_of(one) for one in own]

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import Optimizer
@@ -61,19 +62,19 @@ class Making(Detector):
         """Return the live schedulers."""
         return [(one, made) for made in list(self._schedulers.values()) if (one := made.weak()) is not None]
 
-    def remade(self, parameter: Any) -> tuple[str, Any] | None:
+    def remade(self, parameter: torch.Tensor) -> tuple[str, Any] | None:
         """Return name and stack of a parameter that a forward has made, if the ones that it made before are gone."""
         for *before, (weak, name, stack) in self._in_calls.values():
             if weak() is parameter and len(before) == _TIMES - 1 and all(one[0]() is None for one in before):
                 return name, stack
         return None
 
-    def is_late(self, parameter: Any, clock: int) -> bool:
+    def is_late(self, parameter: torch.Tensor, clock: int) -> bool:
         """Whether a module got the parameter after ``clock``, when some optimizer existed."""
         made = self.late(parameter)
         return made is not None and made.clock > clock
 
-    def late(self, parameter: Any) -> Made | None:
+    def late(self, parameter: torch.Tensor) -> Made | None:
         """Return where a module got the parameter when some optimizer existed."""
         made = self._late.get(id(parameter))
         return made if made is not None and made.weak() is parameter else None
@@ -84,7 +85,7 @@ class Making(Detector):
         if "__init__" in vars(ReduceLROnPlateau):
             self._watch(patches, guard, ReduceLROnPlateau, "__init__", self._scheduled)
 
-        def registered(module: nn.Module, name: str, parameter: Any) -> None:
+        def registered(module: nn.Module, name: str, parameter: torch.Tensor | None) -> None:
             if self._optimizers and parameter is not None:
                 stack = self._core.stack(1)
                 guard(lambda: self._registered(module, name, parameter, stack))
@@ -132,7 +133,7 @@ class Making(Detector):
         self._prune(self._schedulers)
         self._schedulers[id(scheduler)] = Made(weakref.ref(scheduler), self._core.clock, stack)
 
-    def _registered(self, module: nn.Module, name: str, parameter: Any, stack: RawStack) -> None:
+    def _registered(self, module: nn.Module, name: str, parameter: torch.Tensor, stack: RawStack) -> None:
         if is_in_forward(stack):
             place = (*stack.codes, name)
             if place in self._in_calls or len(self._in_calls) < _PLACES_KEPT:

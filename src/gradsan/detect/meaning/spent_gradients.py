@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.graph import Node
+from torch.optim import Optimizer
 
 from gradsan import _torch
 from gradsan.detect.kept_gradients import program_reads_gradients
@@ -53,7 +54,7 @@ _LEAVES_COMPARED, _VALUES_COMPARED = 4, 64
 class _Gradient(NamedTuple):
     """The gradient of a leaf after the backward: its memory, and the memory of the leaf."""
 
-    leaf: Any
+    leaf: _torch.weak_tensor
     own: int
     storage: int
     memory: Any
@@ -383,7 +384,7 @@ class SpentGradients(RoundDetector):
         return True
 
 
-def _has(optimizer: Any, leaf: torch.Tensor) -> bool:
+def _has(optimizer: Optimizer, leaf: torch.Tensor) -> bool:
     return any(one is leaf for one in _torch.parameters_of(optimizer))
 
 
@@ -397,5 +398,5 @@ def _may_look(node: Node) -> bool:
     return node.name() == _HOOKED or has_tensor_hooks(node) or _torch.is_custom_node(node)
 
 
-def _keeps_gradient(tensor: Any) -> bool:
+def _keeps_gradient(tensor: torch.Tensor) -> bool:
     return not tensor.is_leaf and bool(tensor.retains_grad or _torch.has_leaf_hooks(tensor))

@@ -20,6 +20,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.autograd.graph import Node
 
 from gradsan import _torch
@@ -95,7 +96,7 @@ class StaleValues(Finder):
         )
         return True
 
-    def _last_update(self, leaf: Any, borders: list[int]) -> tuple[Any, str] | None:
+    def _last_update(self, leaf: torch.Tensor, borders: list[int]) -> tuple[Any, str] | None:
         """Return stack and name of the last update of a leaf, if there was one between all of the ``borders``."""
         storage = _torch.storage_or_none(leaf)
         found = [
@@ -113,7 +114,7 @@ class StaleValues(Finder):
             return None
         return max(found, key=lambda one: one[0])[1:]
 
-    def _is_written(self, tensor: Any, since: int) -> bool:
+    def _is_written(self, tensor: torch.Tensor, since: int) -> bool:
         storage = _torch.storage_or_none(tensor)
         raws = logged_writes(self._core, since)
         return any(raw.storage == storage and raw.kind != "metadata" for raw in raws)

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch.autograd.graph import Node
 from torch.optim.optimizer import Optimizer
 
@@ -74,7 +75,7 @@ class StoppedGradients(Finder):
             if entry.stack not in self._described:
                 self._look_at_terms(entry, backward.roots, known)
 
-    def _feed(self, leaves: Iterable[Any]) -> None:
+    def _feed(self, leaves: Iterable[torch.Tensor]) -> None:
         if len(self._fed) > _LEAVES:
             for key in [key for key, weak in self._fed.items() if weak() is None]:
                 del self._fed[key]
@@ -82,7 +83,7 @@ class StoppedGradients(Finder):
             if not self._was_fed(one):
                 self._fed[id(one)] = _torch.weak_tensor(one)
 
-    def _was_fed(self, leaf: Any) -> bool:
+    def _was_fed(self, leaf: torch.Tensor) -> bool:
         weak = self._fed.get(id(leaf))
         return weak is not None and weak() is leaf
 

@@ -31,6 +31,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.autograd.graph import Node
 from torch.optim.optimizer import Optimizer
 
@@ -56,7 +57,7 @@ _STRENGTH = (
 class _Candidate:
     """A leaf in its state when it was first seen."""
 
-    leaf: Any
+    leaf: _torch.weak_tensor
     storage: int
     version: int
     clock: int

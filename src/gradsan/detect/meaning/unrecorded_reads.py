@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import torch
 from torch.autograd.graph import Node
 
 from gradsan import _torch
@@ -124,7 +125,7 @@ class UnrecordedReads(RoundDetector):
                 is_view = _torch.storage_or_none(made) == _torch.storage_or_none(tensor)
                 self._reads += self._changed(tensor, made if is_view else tensor, maker, number)
 
-    def _changed(self, tensor: Any, shown: Any, maker: int, number: int) -> Iterator[_Read]:
+    def _changed(self, tensor: torch.Tensor, shown: Any, maker: int, number: int) -> Iterator[_Read]:
         at = (_torch.storage_or_none(tensor), place_of(tensor), int(tensor.output_nr))
         facts, own = _torch.facts_of(tensor), conflicts.tensor_info(tensor, was_leaf=False).region
         given = self._uncounted.replacement_of(tensor)
@@ -159,7 +160,7 @@ class UnrecordedReads(RoundDetector):
                 own_at = at if origin == maker else (0, *at[1:])
                 yield _Read(number, origin, raw.clock, raw.sequence, raw.op, raw.stack, raw, facts, written, own_at)
 
-    def _written_outside(self, tensor: Any, maker: int) -> Export | None:
+    def _written_outside(self, tensor: torch.Tensor, maker: int) -> Export | None:
         """Return the export of a value's memory if its bytes have changed, although no operation has written it."""
         export = self._exports.of(_torch.storage_or_none(tensor))
         made = None if export is None else self._values.made(maker, threading.get_ident())
@@ -175,7 +176,7 @@ class UnrecordedReads(RoundDetector):
         storage = _torch.storage_or_none(tensor)
         return None if any(raw.storage == storage for raw in logged_writes(self._core, made.clock)) else export
 
-    def _compared(self, tensor: Any, raw: RawWrite, raws: list[RawWrite]) -> str | None:
+    def _compared(self, tensor: torch.Tensor, raw: RawWrite, raws: list[RawWrite]) -> str | None:
         clocks = [one.clock for one in raws]
         return self._uncounted.snapshots.compared(tensor, raw.clock - 1, clocks, is_counted=True)
 

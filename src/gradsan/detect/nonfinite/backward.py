@@ -40,7 +40,7 @@ class _Run:
     nodes: list[Node] = field(default_factory=list)
     handles: list[Any] = field(default_factory=list)
     given: dict[Any, list[Origin]] = field(default_factory=dict)
-    leaves: list[Any] = field(default_factory=list)
+    leaves: list[torch.Tensor] = field(default_factory=list)
     roots: tuple[Node, ...] = ()
 
 

@@ -153,7 +153,7 @@ class NonFiniteSearch:
             self._bad_losses[clock] = self._origin_of_loss(bad[0], stack)
             self._look_at_leaves(self._backward.leaves(clock), noticed_before)
 
-    def _look_at_leaves(self, leaves: list[Any], noticed: Any) -> None:
+    def _look_at_leaves(self, leaves: list[torch.Tensor], noticed: Any) -> None:
         """Check leaves remade from results of a round: ``p = (p - rate * grad).detach().requires_grad_()``."""
         spoilt = [
             (leaf, origin)
@@ -204,7 +204,7 @@ class NonFiniteSearch:
 
     def _on_consumed(
         self,
-        parameters: list[Any],
+        parameters: list[torch.Tensor],
         origins: list[Origin],
         stack: RawStack,
         op: str,
@@ -235,7 +235,7 @@ class NonFiniteSearch:
             self._harmless_loss = self._harmless_loss or (self._pending_loss[0], number)
             self._pending_loss = None
 
-    def _report_untraced(self, parameters: list[Any], stack: RawStack, op: str, number: int) -> None:
+    def _report_untraced(self, parameters: list[torch.Tensor], stack: RawStack, op: str, number: int) -> None:
         """Report non-finite gradients of unknown origin: a collective, foreign code."""
         facts = Searched(parameters[0])
         came = self._origins.keep(parameters[0], Origin("passed", op, stack, facts.value))
@@ -308,7 +308,7 @@ class NonFiniteSearch:
     def _report(
         self,
         began: tuple[Origin, tuple[Origin, ...]],
-        parameters: list[Any],
+        parameters: list[torch.Tensor],
         stack: RawStack | None,
         op: str | None,
         number: int,
@@ -353,7 +353,7 @@ class NonFiniteSearch:
         )
 
 
-def _names_of(parameters: list[Any]) -> tuple[str, ...]:
+def _names_of(parameters: list[torch.Tensor]) -> tuple[str, ...]:
     frame = sys._getframe()
     names = [known[0].text for one in parameters[:_NAMED] if (known := naming.names_of(one, frame))]
     return tuple(dict.fromkeys(names))
@@ -382,7 +382,7 @@ def _shown(facts: Searched | None) -> dict[str, Any]:
     }
 
 
-def _have_optimizer(leaves: list[Any]) -> bool:
+def _have_optimizer(leaves: list[torch.Tensor]) -> bool:
     owned = set(map(id, _torch.parameters_of(*optimizers_alive())))
     return any(id(leaf) in owned for leaf in leaves)
 

@@ -22,7 +22,7 @@ class Consumed(Protocol):
 
     def __call__(
         self,
-        parameters: list[Any],
+        parameters: list[torch.Tensor],
         origins: list[Origin],
         stack: RawStack,
         op: str,

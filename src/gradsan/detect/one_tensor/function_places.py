@@ -80,7 +80,7 @@ class KeptForAllCalls:
         """Whether a live graph may have such a Function."""
         return bool(self._kept)
 
-    def applied(self, kind: Any, node: Node, tensors: Iterable[Any], stack: Callable[[], Any]) -> None:
+    def applied(self, kind: Any, node: Node, tensors: Iterable[torch.Tensor], stack: Callable[[], Any]) -> None:
         """Note a Function applied to ``tensors`` (its outputs included), with its Node ``node``."""
         places = self._places.get(kind)
         if places is None:

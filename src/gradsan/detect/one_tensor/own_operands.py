@@ -347,7 +347,7 @@ class Mixes:
         return made[1] if made is not None and made[0]() is tensor else _torch.storage_or_none(tensor)
 
 
-def _is_of_itself(op: str, tensors: Sequence[Any]) -> bool:
+def _is_of_itself(op: str, tensors: Sequence[torch.Tensor]) -> bool:
     """Whether this is the difference of two tensor objects with the same elements."""
     is_difference = op.strip("_").removeprefix("r") == "sub" and len(tensors) == 2 and tensors[0] is not tensors[1]
     return is_difference and len({_torch.weak_identity(one)[::2] for one in tensors}) == 1

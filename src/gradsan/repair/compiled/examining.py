@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from gradsan.graph.traced_graphs import called, site_of
 from gradsan.repair.compiled.counting import Counting
@@ -197,7 +197,7 @@ def _fragment(
     )
 
 
-def _counted(module: Any, call: Call) -> Counting:
+def _counted(module: nn.Module, call: Call) -> Counting:
     counting = Counting()
     with call.around(), torch.no_grad(), counting:
         given, _ = call.fresh()
@@ -209,7 +209,7 @@ def _draws(part: Part) -> bool:
     return bool(_counted(part.module, part.call).draws)
 
 
-def _allowed(module: Any, call: Call) -> float:
+def _allowed(module: nn.Module, call: Call) -> float:
     counting = _counted(module, call)
     return tolerance(counting.squared_errors, counting.coarsest or "float32")
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from gradsan import _torch
 from gradsan.repair.trials.compiling import Function
@@ -180,6 +181,6 @@ class KeptGraph:
     function: Function
     backend: str
     compile: Any
-    module: Any
+    module: nn.Module
     run: Any
     calls: list[Call] = field(default_factory=list)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
+from torch.autograd.graph import Node
 from torch.overrides import TorchFunctionMode
 
 from gradsan import _torch
@@ -113,7 +114,7 @@ def _with_gathered(deep: Deep) -> Callable[[Any, int, Any], Kept]:
     """``keep_original`` that also copies whole parameters, which healing leaves to ``fully_shard`` for their size."""
     keep = deep.keep_original
 
-    def keep_original(tensor: Any, clock: int, stack: Any) -> Kept:
+    def keep_original(tensor: torch.Tensor, clock: int, stack: Any) -> Kept:
         kept = keep(tensor, clock, stack)
         storage = _torch.storage_or_none(tensor)
         if storage and deep.left_alone.holds(storage):
@@ -138,7 +139,7 @@ def _with_own_gradient(register: Callable[..., Any]) -> Callable[..., Any]:
     """``register_hook`` whose hooks change a copy, which replaces the gradient."""
 
     @functools.wraps(register)
-    def with_own_gradient(tensor: Any, hook: Callable[[Any], Any]) -> Any:
+    def with_own_gradient(tensor: torch.Tensor, hook: Callable[[Any], Any]) -> Any:
         def own(gradient: Any) -> Any:
             copy = gradient.clone()
             result = hook(copy)
@@ -153,7 +154,7 @@ def _copies(gradients: Any) -> tuple[Any, ...]:
     return tuple(one.clone() if torch.is_tensor(one) else one for one in gradients)
 
 
-def _own_context(node: Any) -> None:
+def _own_context(node: Node) -> None:
     for name, kept in list(vars(node).items()):
         if torch.is_tensor(kept):
             setattr(node, name, kept.clone())

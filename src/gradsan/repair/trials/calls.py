@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import torch
+from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 Place: TypeAlias = tuple[int, int, int, int]
@@ -33,7 +34,7 @@ class RepeatedCalls:
         self._met.clear()
         self._held.clear()
 
-    def _hear(self, module: Any, args: tuple[Any, ...]) -> None:
+    def _hear(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         given = [one for one in args if torch.is_tensor(one)]
         if torch.compiler.is_compiling() or not given or not torch.is_grad_enabled():
             return

@@ -82,7 +82,7 @@ class _Kept:
         self._bytes = 0
         self._holders: dict[int, int] = {}
 
-    def pack(self, tensor: Any) -> _Holder:
+    def pack(self, tensor: torch.Tensor) -> _Holder:
         return _Holder(self, tensor)
 
     def unpack(self, holder: _Holder) -> Any:
@@ -104,7 +104,7 @@ class _Kept:
 class _Holder:
     """Holder of a saved tensor for as long as autograd keeps it."""
 
-    def __init__(self, kept: _Kept, tensor: Any) -> None:
+    def __init__(self, kept: _Kept, tensor: torch.Tensor) -> None:
         # A result with a reference to itself would keep its own graph alive.
         self.tensor = tensor if tensor.is_leaf else tensor.detach()
         self._kept = kept

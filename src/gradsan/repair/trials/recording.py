@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -141,7 +142,7 @@ class Recorder:
         # Functions have ended, but the values of their variables may have changed after the last look.
         self._look([module, *(one for one in self._lasting if one.scope.function != "<module>")], is_end=True)
 
-    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():
             # Those of a compiled step, which is a part of a graph.
             return
@@ -150,7 +151,7 @@ class Recorder:
         if not _has_closure(args, kwargs):
             self._keep_step(optimizer)
 
-    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():
             return
         if _has_closure(args, kwargs):
@@ -196,7 +197,7 @@ class Recorder:
         since = [self._made[key] - self._made_before[key] for key in self._made]
         return self._begun_count > self._past and min(since) >= _ROUNDS_PAST and min(self._made.values()) >= ROUNDS
 
-    def _keep_step(self, optimizer: Any) -> None:
+    def _keep_step(self, optimizer: Optimizer) -> None:
         parameters = _parameters(optimizer)
         key = _key(parameters)
         grads = [p.grad for p in parameters]
@@ -250,7 +251,7 @@ class Recorder:
                 if one.is_leaf and one.requires_grad:
                     self._named.setdefault(id(one), name.partition(": ")[2].replace("._orig_mod", ""))
 
-    def _names_of(self, leaves: list[Any]) -> tuple[str, ...]:
+    def _names_of(self, leaves: list[torch.Tensor]) -> tuple[str, ...]:
         return tuple(self._named.get(id(one), f"{tuple(one.shape)}") for one in leaves)
 
     def _hold_gradients(self, spaces: list[Space], outputs: Any) -> None:
@@ -291,7 +292,7 @@ class Recorder:
             self._bytes += sum(len(value[1]) for value in values if value is not None)
             records.append(Gradients(key, values, labels))
 
-    def _labels_of(self, leaves: list[Any]) -> tuple[str, ...]:
+    def _labels_of(self, leaves: list[torch.Tensor]) -> tuple[str, ...]:
         """The label of each leaf: its shape and its first recorded values, whatever the order of the graph."""
         for leaf in leaves:
             if leaf not in self._labels:
@@ -301,11 +302,11 @@ class Recorder:
         return tuple(self._labels[leaf] for leaf in leaves)
 
 
-def _parameters(optimizer: Any) -> list[Any]:
+def _parameters(optimizer: Optimizer) -> list[Any]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def _key(parameters: list[Any]) -> str:
+def _key(parameters: list[torch.Tensor]) -> str:
     return "step " + ";".join("x".join(map(str, p.shape)) for p in parameters)
 
 
@@ -337,13 +338,13 @@ def _numbers(gradient: Any) -> tuple[tuple[int, ...], bytes, float] | None:
         return tuple(gradient.shape), bytes(kept.contiguous().numpy().tobytes()), norm
 
 
-def _own_part(tensor: Any) -> Any:
+def _own_part(tensor: torch.Tensor) -> Any:
     """This process's part of a distributed tensor; any other tensor as it is."""
     to_local = getattr(tensor, "to_local", None)
     return tensor if to_local is None else to_local()
 
 
-def _look(leaf: Any) -> str:
+def _look(leaf: torch.Tensor) -> str:
     numbers: list[Any] = []
     # A parameter gathered from its shards has no memory while its module does not run.
     with torch.no_grad(), contextlib.suppress(RuntimeError):

@@ -30,6 +30,7 @@ from itertools import count
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from gradsan import _torch
@@ -124,7 +125,7 @@ def _of_number(number: float) -> Value:
     return Value((), kind, zlib.crc32(repr(value).encode()), array.array("d", [value, size]).tobytes())
 
 
-def _of_tensor(tensor: Any) -> Value | None:
+def _of_tensor(tensor: torch.Tensor) -> Value | None:
     standing: Standing = "leaf" if tensor.requires_grad else "plain"
     if tensor.grad_fn is not None:
         standing = "graph"
@@ -136,7 +137,7 @@ def _of_tensor(tensor: Any) -> Value | None:
     return _of_strided(dense, str(tensor.dtype).removeprefix("torch."), standing, int(memory or 0))
 
 
-def _of_strided(tensor: Any, dtype: str, standing: Standing, memory: int) -> Value:
+def _of_strided(tensor: torch.Tensor, dtype: str, standing: Standing, memory: int) -> Value:
     shape = tuple(tensor.shape)
     flat = torch.view_as_real(tensor.resolve_conj()).reshape(-1) if tensor.is_complex() else tensor.reshape(-1)
     if flat.numel() > _MOST_ELEMENTS:
@@ -210,7 +211,7 @@ class LeftOver:
         for kind, parameters in ((torch.optim.Optimizer, _stepped_with), (torch.nn.Module, torch.nn.Module.parameters)):
             kind.zero_grad = self._noting(kind.zero_grad, parameters)  # type: ignore[method-assign]
 
-    def step(self, optimizer: Any, key: str) -> None:
+    def step(self, optimizer: Optimizer, key: str) -> None:
         """Note a step of ``optimizer``, before or after it."""
         if optimizer not in self._stepped:
             parameters = list(_stepped_with(optimizer))
@@ -237,7 +238,7 @@ class LeftOver:
         return noting
 
 
-def _stepped_with(optimizer: Any) -> Iterable[Any]:
+def _stepped_with(optimizer: Optimizer) -> Iterable[Any]:
     return (one for group in optimizer.param_groups for one in group["params"])
 
 

@@ -281,7 +281,7 @@ class DrawnSamples(RoundDetector):
         if own and len(own) < len(given) and "kl_divergence" not in _calls_within(self._core.stack()):
             self._compared.update(*map(_numbers, own))
 
-    def _of(self, tensor: Any) -> tuple[_Draw, ...]:
+    def _of(self, tensor: torch.Tensor) -> tuple[_Draw, ...]:
         weak, draws = self._held.get(id(tensor), (None, ()))
         return draws if weak is not None and weak() is tensor else ()
 
@@ -370,7 +370,7 @@ def _is_of_shape_only(op: str) -> bool:
     return op.endswith("_like") or op.startswith("new_")
 
 
-def _numbers(tensor: Any) -> list[int]:
+def _numbers(tensor: torch.Tensor) -> list[int]:
     """Return the numbers of a value's Node and of that of its base, the base last; for a leaf, its negative ``id``."""
     base = tensor if tensor._base is None else tensor._base
     leaf = [-id(base)] if _torch.is_trainable_leaf(base) else []

@@ -23,6 +23,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.autograd.graph import Node
 
 from gradsan import _torch, source
@@ -204,7 +205,7 @@ def _is_cut(term: Site, used: Site) -> bool:
     return any(one.is_user and source.takes_cut(one) for one in frames[own[-1] if own else 0 :])
 
 
-def _gradient(leaf: Any) -> int:
+def _gradient(leaf: torch.Tensor) -> int:
     """Return the memory of a leaf's gradient; 0 where it has none."""
     return 0 if leaf.grad is None or leaf.grad.is_sparse else int(_torch.storage_or_none(leaf.grad))
 

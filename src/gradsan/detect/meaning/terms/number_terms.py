@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
+import torch
 from torch.autograd.graph import Node
 
 from gradsan import _torch
@@ -118,7 +119,7 @@ class NumberTerms(RoundDetector):
             stack = self._core.stack(1)
             self._listeners.guard.run_hushed(lambda: self._note(name, args[0], result, stack))
 
-    def _note(self, name: str, tensor: Any, result: Any, stack: RawStack) -> None:
+    def _note(self, name: str, tensor: torch.Tensor, result: Any, stack: RawStack) -> None:
         values = list(_floats(result))
         if not values or not is_of_program(stack):
             return
