@@ -31,7 +31,6 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.autograd.graph import Node
 from torch.optim.optimizer import Optimizer
 
