@@ -68,9 +68,11 @@ torch.manual_seed(0)
 net = nn.Linear(3, 1)
 opt = torch.optim.SGD(net.parameters(), lr=0.1)
 for _ in range(5):
-    net(torch.randn(5, 3)).pow(2).mean().backward()
+    loss = net(torch.randn(5, 3)).pow(2).mean()
+    loss.backward()
     nn.utils.clip_grad_norm_(net.parameters(), 1.0)
     opt.zero_grad()
+    print(f"{loss:.3f}")
 """
 PENALTY = """
 import torch

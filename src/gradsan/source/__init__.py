@@ -55,8 +55,8 @@ _NAMES = {
     "cuts": "Cut Live find_cuts grad_switched_off takes_cut",
     "flow": "runs_more_often",
     "gradients": (
-        "clears_each_part draws_both graph_for_gradient kept_gradient makes_discrete reads_gradient_beside "
-        "reads_gradients wanted_where_bound"
+        "clears_each_part draws_both graph_for_gradient is_loss_read_elsewhere kept_gradient makes_discrete "
+        "reads_gradient_beside reads_gradients wanted_where_bound"
     ),
     "identifiers": "assigned_names consumed_names dropped_update",
     "kept": (

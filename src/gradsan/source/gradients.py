@@ -63,6 +63,23 @@ def reads_gradient_beside(frame: Frame) -> bool:
     return any(_is_gradient_read(statement.source, node) for node in nodes)
 
 
+def is_loss_read_elsewhere(frame: Frame) -> bool:
+    """Whether a name in the statement of a backward is read by another statement, to print it perhaps; True in doubt.
+
+    A statement that binds the name anew, as ``loss = loss / parts``, does not count.
+    """
+    statement = statement_at(frame)
+    if statement is None:
+        return True
+    source, inside = statement.source, set(ast.walk(statement.node))
+    scope = source.nodes if statement.function is None else ast.walk(statement.function)
+    names = [one for one in scope if isinstance(one, ast.Name)]
+    bound = {one.id for one in names if isinstance(one.ctx, ast.Store)}
+    own = bound & {one.id for one in names if one in inside}
+    others = (one for one in names if one.id in own and one not in inside and isinstance(one.ctx, ast.Load))
+    return any((at := source.statement(one)) is None or one.id not in assigned_names(at) for one in others)
+
+
 def clears_each_part(cleared: Frame, backward: Frame, step: Frame) -> bool:
     """Whether a loop divides its loss by the number of iterations per step, yet clears gradients in each iteration.
 

@@ -66,7 +66,7 @@ def _way(evidence: str) -> str:
 
 
 def thrown_away(failure: Failure) -> Diagnosis | None:
-    """Diagnose every such failure: a note where gradients were filled anew, which only cost time; else a warning."""
+    """Diagnose every such failure: a note where only time was lost, or nobody looks at the loss; else a warning."""
     gradient, cleared, stepped = (failure.clue(role) for role in ("gradient", "cleared", "stepped"))
     if gradient is None or cleared is None or stepped is None:
         return None
@@ -77,6 +77,9 @@ def thrown_away(failure: Failure) -> Diagnosis | None:
         "optimizer": stepped.name,
     }
     is_idle, is_part = stepped.site is None, bool(gradient.values["is_part"])
+    # Who measures times steps with nothing, and does not look at the loss.
+    frame = failure.site.user_frame
+    is_measured = is_idle and frame is not None and not source.is_loss_read_elsewhere(frame)
     kind = "never_used" if is_idle else f"{'part_' if is_part else ''}thrown_away"
     fix = "step_after_backward" if is_idle else "clear_after_step" if is_part else "clear_elsewhere"
     return parts.diagnosis(
@@ -84,7 +87,7 @@ def thrown_away(failure: Failure) -> Diagnosis | None:
         "GS424",
         "gradient_thrown_away",
         values=values,
-        severity="note" if gradient.values["is_refilled"] else "warning",
+        severity="note" if gradient.values["is_refilled"] or is_measured else "warning",
         title="title.gradient_never_used" if is_idle else None,
         explanation=f"explanation.gradient_{kind}",
         labels=(
