@@ -176,7 +176,13 @@ def _with_kept_gradients(
     }
     if branch is not None:
         changes[end] = f"{changes.get(end, source.lines[end - 1])}\n{outer}else:\n{outer}{unit}{step}"
-    return [blocks.fix("reorder_step", blocks.lines_changed(source, changes), "reorder_step_kept")]
+    return [
+        blocks.fix(
+            "reorder_step",
+            blocks.lines_changed(source, changes),
+            "reorder_step_swapped" if swapped else "reorder_step_kept",
+        )
+    ]
 
 
 _HANDING_ON = frozenset({"data", "state_dict", "load_state_dict", "parameters", "named_parameters"})
