@@ -337,6 +337,10 @@ def test_detach(tmp_path, text, name, shape, new):
         ),
         ("state = None\nseq, state = f(x, state)", "state", "state = state.detach()"),
         ("state = (a, b)\nstate = [a]\nseq, state = f(x, state)", "state", "state = state.detach()"),
+        ("ps = []\nps = torch.stack(ps)", "ps", "ps = torch.stack(ps).detach()"),
+        ("ps = []\nps = 2 * torch.cat(ps).view(-1)[1:]", "ps", "ps = (2 * torch.cat(ps).view(-1)[1:]).detach()"),
+        ("ps = []\nps = list(map(f, ps))", "ps", "ps = [s.detach() for s in list(map(f, ps))]"),
+        ("ps = []\nps = torch.stack(ps).split(2)", "ps", "ps = [s.detach() for s in torch.stack(ps).split(2)]"),
         (
             "class A:\n    def __init__(self): self.rnn, self.h = nn.LSTM(3, 4), None\n"
             "    def forward(self, x): y, self.h = self.rnn(x, self.h)",

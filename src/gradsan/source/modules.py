@@ -143,6 +143,12 @@ Shape: TypeAlias = str
 
 _MAKING_CLASSES = frozenset({"NamedTuple", "make_dataclass", "namedtuple"})
 
+_JOINING = frozenset({"cat", "concat", "dstack", "hstack", "pad_sequence", "stack", "vstack"})
+_GIVING_SEVERAL = frozenset(
+    {"aminmax", "chunk", "cummax", "cummin", "kthvalue", "max", "median", "min", "mode", "numpy", "sort", "split"}
+    | {"tensor_split", "tolist", "topk", "unbind", "unique"}
+)
+
 # Objects are made anew in other ways: see object_cut.
 DETACHED: dict[Shape, str] = {
     "tensor": "{}.detach()",
@@ -165,8 +171,11 @@ DETACHED: dict[Shape, str] = {
 def shape_in_source(source: SourceFile, binding: Binding) -> Shape | None:
     """The kind of value that the name of ``binding`` holds, by its other bindings, by unpacking, or by an LSTM call.
 
-    None where the file does not show it, or is contradictory.
+    ``logps = torch.stack(logps)`` shows itself that the list of before is now a tensor. None where the file does not
+    show it, or is contradictory.
     """
+    if binding.replaces and isinstance(binding.statement, ast.Assign) and _is_joined(binding.value):
+        return "tensor"
     scope: ast.AST = source.function(binding.statement) or source.module
     if "." in binding.name:
         scope = source.owner_class(binding.statement) or source.module
@@ -183,6 +192,18 @@ def shape_in_source(source: SourceFile, binding: Binding) -> Shape | None:
     if _is_state_of_lstm(source, binding):
         found.add("tuple")
     return found.pop() if len(found) == 1 else None
+
+
+def _is_joined(value: ast.AST | None) -> bool:
+    """Whether ``value`` is one tensor made of several: ``torch.stack(xs)``, ``torch.cat(xs).view(-1)[1:] / n``."""
+    if isinstance(value, ast.BinOp):
+        return _is_joined(value.left) or _is_joined(value.right)
+    if isinstance(value, ast.Subscript | ast.UnaryOp):
+        return _is_joined(value.value if isinstance(value, ast.Subscript) else value.operand)
+    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute | ast.Name):
+        return False
+    is_method = isinstance(value.func, ast.Attribute) and _is_joined(value.func.value)
+    return leaf_name(value.func) in _JOINING or (is_method and leaf_name(value.func) not in _GIVING_SEVERAL)
 
 
 def detached_form(source: SourceFile, name: str, shape: Shape) -> str:
