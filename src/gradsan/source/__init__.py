@@ -87,7 +87,7 @@ _NAMES = {
         "undone_numbers"
     ),
     "rewrite.uncut": "Uncut cut_at_use detach_held read_with_graph term_uncut",
-    "rewrite.updates": "is_put_back steps_again under_no_grad updated_in_place",
+    "rewrite.updates": "is_put_back stands_before_its_backward steps_again under_no_grad updated_in_place",
     "rounds": (
         "backward_of_sum bound_each_round clears_between detach_after detach_after_round enter_each_round "
         "enter_once_more frames_between in_one_loop in_same_function in_same_loops is_item_of_loop "

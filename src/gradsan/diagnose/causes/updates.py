@@ -73,6 +73,10 @@ def _fixes(facts: Facts) -> tuple[Fix, ...]:
             return (*cut, *fixes.advice(facts, "update_between_forwards", "changed"))
         # A perturbation meant for the second backward (SAM) must not move after it.
         return (*after, *cut, *again) if after else (*cut, *again) if again[0].lines else (*cut, *again, *reorder)
+    used = facts.conflict.use.site.user_frames
+    if all(source.stands_before_its_backward(used, update.site.user_frames) for update in facts.updates):
+        # With one backward there are no two trainings that take turns: the step has slipped before it.
+        return (Fix.worded("help.step_behind_backward", {}), *cut, *again)
     return (*cut, *again, *reorder)
 
 

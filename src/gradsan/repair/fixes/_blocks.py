@@ -181,6 +181,17 @@ def with_inputs(source: SourceFile, node: ast.stmt, optimizer: str) -> str | Non
     return text_with(source, whole, [edit])
 
 
+def behind_clipping(place: Placed) -> ast.stmt:
+    """The last of the statements right after the backward at ``place`` that clip gradients; else the backward."""
+    last = place.statement
+    for node in place.block[place.index + 1 :]:
+        inner = node.value if isinstance(node, ast.Expr) else None
+        if not (isinstance(inner, ast.Call) and (leaf_name(inner.func) or "").startswith("clip_grad")):
+            break
+        last = node
+    return last
+
+
 def fix(kind: str, lines: Lines, words: str = "", **values: Any) -> Fix:
     """An untried fix of ``kind``; ``words`` is the key of its sentences if it differs from the kind."""
     return Fix.worded(f"fix.{words or kind}", values, lines, kind=kind)

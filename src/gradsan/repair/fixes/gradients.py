@@ -240,13 +240,7 @@ def step_after_backward(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     receiver = source.text(call.func.value)
     if _is_network(source, receiver) or not is_whole_lines(source, place.statement):
         return ()
-    last = place.statement
-    for node in place.block[place.index + 1 :]:
-        inner = node.value if isinstance(node, ast.Expr) else None
-        if not (isinstance(inner, ast.Call) and (leaf_name(inner.func) or "").startswith("clip_grad")):
-            break
-        last = node
-    end = source.span(last).end_line
+    end = source.span(blocks.behind_clipping(place)).end_line
     text = f"{source.lines[end - 1]}\n{source.indent(place.statement)}{receiver}.step()"
     return (replace(advice, lines=blocks.lines_changed(source, {end: text}), applicability="review"),)
 

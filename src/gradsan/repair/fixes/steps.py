@@ -7,6 +7,7 @@ reach only the next optimizer's parameters, ``inputs=`` keeps them apart; else a
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 
 from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
@@ -50,6 +51,10 @@ def reorder_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     span = source.span(backward)
     last = source.lines[span.end_line - 1]
     plain = blocks.fix("reorder_step", blocks.lines_changed(source, {**away, span.end_line: f"{last}\n{moved}"}))
+    if (slipped := blocks.advice(diagnosis, "step_behind_backward")) is not None:
+        end = source.span(blocks.behind_clipping(place)).end_line
+        lines = blocks.lines_changed(source, {**away, end: f"{source.lines[end - 1]}\n{moved}"})
+        return (replace(slipped, lines=lines, applicability="review"),)
     found: list[Fix] = []
     optimizer = blocks.next_optimizer(place, steps)
     apart = None if optimizer is None else blocks.with_inputs(source, backward, optimizer)

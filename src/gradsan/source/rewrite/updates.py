@@ -207,6 +207,32 @@ def steps_again(used: Sequence[Frame], updated: Sequence[Frame]) -> bool:
     return False
 
 
+def stands_before_its_backward(used: Sequence[Frame], updated: Sequence[Frame]) -> bool:
+    """Whether the step that updated stands before the only backward of its file, in one block with it.
+
+    Then the gradients it steps with are those of the same backward in the round before: no other loss has any.
+    Both are stacks of the user's frames, outermost first.
+    """
+    above, below = until_apart(used, updated)
+    if not above or not below or _stepping(below[-1]) is None:
+        return False
+    steps = [(block, node) for _, block, node in blocks_around(below[-1:])][:1]
+    for source, block, node in blocks_around(above):
+        for other, step in steps:
+            if other is block and block.index(step) < block.index(node):
+                return [one for one in source.nodes if _gives_gradients(one)] == [
+                    one for one in ast.walk(node) if _gives_gradients(one)
+                ][:1]
+    return False
+
+
+def _gives_gradients(node: ast.AST) -> bool:
+    """Whether ``node`` is ``loss.backward()`` or the like, or sets ``p.grad``."""
+    if isinstance(node, ast.Attribute):
+        return node.attr == "grad" and isinstance(node.ctx, ast.Store)
+    return isinstance(node, ast.Call) and (leaf_name(node.func) or "").endswith("backward")
+
+
 def _stepping(frame: Frame) -> str | None:
     """``opt`` of the statement ``opt.step()`` at a frame."""
     statement = statement_at(frame)
