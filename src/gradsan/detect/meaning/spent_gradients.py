@@ -234,9 +234,15 @@ class SpentGradients(RoundDetector):
         # A backward before many steps has another purpose, or belongs to an outer loop.
         is_alone = bool(later) and len({one.identity for one in later}) == len(later)
         is_whole = key is entry.stack
-        if is_whole and not (used or moved or later):
-            self._unstepped.setdefault(entry.stack, first)
-            self._note_idle(entry, first, gradients)
+        if is_whole and not (used or moved):
+            # A loss often goes through a network that another one trains: a step of that one is none of the others.
+            stepped = {storage for one in later for storage in one.storages}
+            cleared = zip(gradients, clearings, strict=True)
+            idle = [(one, by) for one, by in cleared if by is not None and one.own not in stepped]
+            if not later:
+                self._unstepped.setdefault(entry.stack, first)
+            if idle:
+                self._note_idle(entry, min((by for _, by in idle), key=lambda by: by.clock), [one for one, _ in idle])
         if used or moved:
             self._used.add(key)
         # One loss often reaches parameters that another trains: they are cleared, and refilled before their step.
