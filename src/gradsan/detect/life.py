@@ -256,7 +256,11 @@ class Life(Detector):
             clues.append(Clue("replaced", made, name=instead.path))
             if (late := self._making.late(instead.tensor)) is not None:
                 clues.append(Clue("registered", symbolise(late.stack), name=instead.path))
-        self._found(Failure("leaf_lost", "", "", site, tuple(clues), raised=False))
+        failure = Failure("leaf_lost", "", "", site, tuple(clues), raised=False)
+        if any(instead.tensor.is_leaf for _, instead in replaced):
+            self._found(failure)
+        else:  # fast weights of a phase that does not train the leaves yet are computed from them, too
+            self._cut_off.append((Noted(self._core, [parameter for parameter, _ in replaced]), failure))
 
     @_torch.hushed()
     def _look_at_graphs(self, entry: RawBackward, rounds: int) -> None:

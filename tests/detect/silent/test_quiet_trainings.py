@@ -32,6 +32,24 @@ class Residual(nn.Module):
         return self.head(out.mean((2, 3)))
 
 
+def head_trained_after_a_warm_up() -> None:
+    body, start = torch.randn(8, 4, requires_grad=True), [torch.randn(1, 8, requires_grad=True)]
+    optimizer = torch.optim.Adam([body, *start], lr=1e-2)
+    for turn in range(ROUNDS):
+        x, y = torch.randn(10, 4), torch.randn(10, 1)
+        fast = list(start)
+        for _ in range(2):
+            inner = F.mse_loss(torch.tanh(x @ body.t()) @ fast[0].t(), y)
+            fast = [w - 0.1 * g for w, g in zip(fast, torch.autograd.grad(inner, fast, create_graph=True), strict=True)]
+        loss = F.mse_loss(torch.tanh(x @ body.t()) @ fast[0].t(), y)
+        optimizer.zero_grad()
+        if turn < 2:
+            (body.grad,) = torch.autograd.grad(loss, [body])
+        else:
+            loss.backward()
+        optimizer.step()
+
+
 def images_normalised_in_place() -> None:
     net = Residual()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, nesterov=True)
@@ -383,6 +401,7 @@ def thresholds_that_decay_to_a_floor() -> None:
 TRAININGS = [
     arrays_that_are_filled_anew_or_copied,
     networks_that_share_memory_and_states_that_are_kept,
+    head_trained_after_a_warm_up,
     images_normalised_in_place,
     language_model_with_carried_state,
     transformer_in_mixed_precision_with_accumulation,
