@@ -133,4 +133,9 @@ def test_examples_get_the_code_of_their_page_and_right_versions_none(check, pyte
         # Full logs are looked through by each finding: a sample.
         examples = examples[::6]
     apart = [one for one in examples if OWN_PROCESS.search(one[1])]
-    assert faults(check, [one for one in examples if one not in apart]) | call_forked(faults, check, apart) == {}
+    found = faults(check, [one for one in examples if one not in apart])
+    # What is left of a process group, collected while the next example runs, has hung the process once.
+    of_groups = [one for one in apart if "init_process_group" in one[1]]
+    for some in ([one for one in apart if one not in of_groups], *([one] for one in of_groups)):
+        found |= call_forked(faults, check, some)
+    assert found == {}
