@@ -98,6 +98,8 @@ NOT_OUT_OF_PLACE = [
     ("x[:, 0].mul_(2)", "mul_"),
     ("x.data.mul_(2)", "mul_"),
     ("x.view(-1).mul_(2)", "mul_"),
+    ("def sign(q): return q\nv = sign(x).mul_(2)", "mul_"),
+    ("v = (+x).mul_(2)", "mul_"),
     ("x.resize_(3, 3)", "resize_"),
     ("w = nn.Linear(3, 3)\nnn.init.zeros_(w.weight)", "zero_"),
     ("def f():\n    x.mul_(2)  #!\nf()", "mul_"),

@@ -147,7 +147,7 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
 
 def _written_in_forward(core: Log) -> frozenset[int]:
     """The storages that the forward of a module has written: statistics and codebooks that it maintains itself."""
-    raws = list(logged_writes(core))
+    raws = logged_writes(core)
     stacks = {raw.stack for raw in raws}
     calls = {one for one in stacks if any(_torch.is_module_call(code.co_filename) for code in one.codes)}
     return frozenset(raw.storage for raw in raws if raw.stack in calls)

@@ -74,7 +74,7 @@ class Life(Detector):
         self._awaited: list[list[Awaited]] = []
         self._looks = Counter[Any]()
         self._unfed: list[_Waiting] = []
-        self._cut_off: list[_Waiting] = []
+        self._cut_off: list[tuple[Noted, Failure, int]] = []
         self._unused: list[tuple[list[_Unused], Failure]] = []
         self._left = run.get(CutTerms).left
         self._lost: weakref.WeakKeyDictionary[Optimizer, set[int]] = weakref.WeakKeyDictionary()
@@ -98,7 +98,7 @@ class Life(Detector):
             unused = next((one for one in grown if not one.graph.was_used and not any(map(one.is_kept_by, used))), None)
             if unused is not None:
                 self._found(unused.failure)
-        self._unfed += [one for one in self._cut_off if not one[0].was_logged(self._core, self._steps, self._began)]
+        self._unfed += [one[:2] for one in self._cut_off if not one[0].was_logged(self._core, self._steps, one[2])]
         self._look_at_unfed(is_last=True)
         self._report_unused()
         self.forget()
@@ -186,7 +186,7 @@ class Life(Detector):
                 Clue("holder", name=type(optimizer).__name__),
             )
             failure = Failure("parameter_not_reached", "", "", symbolise(self._core.stack()), clues, raised=False)
-            self._cut_off.append((Noted(self._core, own), failure))
+            self._cut_off.append((Noted(self._core, own), failure, self._began))
         return set(cut)
 
     @_torch.hushed()
@@ -260,7 +260,7 @@ class Life(Detector):
         if any(instead.tensor.is_leaf for _, instead in replaced):
             self._found(failure)
         else:  # fast weights of a phase that does not train the leaves yet are computed from them, too
-            self._cut_off.append((Noted(self._core, [parameter for parameter, _ in replaced]), failure))
+            self._cut_off.append((Noted(self._core, [leaf for leaf, _ in replaced]), failure, self._core.clock))
 
     @_torch.hushed()
     def _look_at_graphs(self, entry: RawBackward, rounds: int) -> None:

@@ -173,7 +173,7 @@ def is_nobodys(core: Log, older: Node, since: int) -> bool:
     A frozen copy, a teacher, a target network: nothing learns from a gradient that reaches them. Parameters that are
     updated by hand (written after ``since``) may well learn.
     """
-    leaves = list(walk.leaves_of(walk.engine_order([older])))
+    leaves = walk.leaves_of(walk.engine_order([older]))
     storages = {_torch.storage_identity(one) for one in leaves}
     if not leaves or not all(isinstance(one, torch.nn.Parameter) for one in leaves):
         return False

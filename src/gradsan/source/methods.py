@@ -27,9 +27,10 @@ PIECES = _words("chunk split split_with_sizes unsafe_chunk unsafe_split tensor_s
 
 # Methods that compute a new tensor from all elements of theirs.
 MAKING_NEW = _words(
-    """abs acos add addmm amax amin asin atan bmm ceil clamp clone cos cosh cumprod cumsum div erf exp expm1 floor log
-    log1p log_softmax logsumexp masked_fill matmul max maximum mean min minimum mm mul neg norm pow prod reciprocal relu
-    round rsqrt sigmoid sign sin sinh softmax sqrt square std sub sum tan tanh var where"""
+    """abs acos add addmm amax celu elu gelu leaky_relu logsigmoid mish selu silu softmin softplus amin asin
+    atan bmm ceil clamp clone cos cosh cumprod cumsum div erf exp expm1 floor log log1p log_softmax logsumexp
+    masked_fill matmul max maximum mean min minimum mm mul neg norm pow prod reciprocal relu round rsqrt sigmoid
+    sign sin sinh softmax sqrt square std sub sum tan tanh var where"""
 )
 
 # The operations under which ``x[i] = v`` reaches PyTorch's dispatcher.

@@ -23,9 +23,8 @@ FIRST, HELD = "fix.turn_first", "fix.steps_held"
 
 def later_turn_first(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     """Move the turn of the failing backward before the first turn whose step wrote."""
-    used, written = blocks.first(diagnosis, "used"), blocks.labels(diagnosis, "written")
-    pairs = [] if used is None or diagnosis.cause not in blocks.STEPPED else blocks.each_in_one_block(written, used)
-    if not pairs or any(one.block is not pairs[0][1].block for pair in pairs for one in pair):
+    pairs = _steps_and_backward(diagnosis)
+    if not pairs:
         return ()
     place = pairs[0][1]
     source, block = place.source, place.block
@@ -60,9 +59,8 @@ def steps_held(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 
     For turns under conditions (a discriminator that only trains while it loses), which no statement can be moved past.
     """
-    used, written = blocks.first(diagnosis, "used"), blocks.labels(diagnosis, "written")
-    pairs = [] if used is None or diagnosis.cause not in blocks.STEPPED else blocks.each_in_one_block(written, used)
-    if not pairs or any(one.block is not pairs[0][1].block for pair in pairs for one in pair):
+    pairs = _steps_and_backward(diagnosis)
+    if not pairs:
         return ()
     place = pairs[0][1]
     source, block = place.source, place.block
@@ -103,6 +101,13 @@ def steps_held(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     )
     lines = blocks.lines_changed(source, changes)
     return (Fix.worded(HELD, {}, lines, keeps=True, kind="reorder_step"),)
+
+
+def _steps_and_backward(diagnosis: Diagnosis) -> list[tuple[blocks.Placed, blocks.Placed]]:
+    """Each step that wrote, with the failing backward; empty unless all of them are statements of one block."""
+    used, written = blocks.first(diagnosis, "used"), blocks.labels(diagnosis, "written")
+    pairs = [] if used is None or diagnosis.cause not in blocks.STEPPED else blocks.each_in_one_block(written, used)
+    return pairs if all(one.block is pairs[0][1].block for pair in pairs for one in pair) else []
 
 
 def _is_optimizer(source: SourceFile, name: str) -> bool:

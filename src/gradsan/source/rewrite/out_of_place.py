@@ -18,11 +18,9 @@ from gradsan.source.identifiers import (
 )
 from gradsan.source.locate import expressions_at
 from gradsan.source.methods import (
-    ALIASING_METHODS,
     CHANGING_METADATA,
     MAKING_NEW,
     OVERWRITING,
-    PIECES,
     WITHOUT_COUNTERPART,
     is_inplace_name,
     same_operation,
@@ -101,14 +99,15 @@ def _temporary(frame: Frame, op: str) -> Change | None:
 
 
 def _is_just_made(source: SourceFile, node: ast.expr) -> bool:
-    """Whether an expression gives a new tensor: arithmetic, or a function of torch's that hands out no view."""
-    if isinstance(node, ast.BinOp | ast.UnaryOp):
+    """Whether an expression gives a new tensor: arithmetic, or what always makes one."""
+    if isinstance(node, ast.BinOp):
         return True
     if not isinstance(node, ast.Call) or any(keyword.arg in ("out", "inplace") for keyword in node.keywords):
         return False
-    name = leaf_name(node.func) or ""
-    path = dotted_path(source, node.func) or ""
-    return name not in ALIASING_METHODS | PIECES and (path.startswith("torch.") or name in MAKING_NEW)
+    is_torch = (dotted_path(source, node.func) or "").startswith("torch.")
+    # ``self.norm(x)`` is a module's or a method of the user's own.
+    is_method = isinstance(node.func, ast.Attribute) and leaf_name(node.func.value) != "self"
+    return leaf_name(node.func) in MAKING_NEW and (is_torch or is_method)
 
 
 def result_out_of_place(frame: Frame, op: str) -> Change | None:
