@@ -15,11 +15,11 @@ from gradsan.detect.distributed import BufferSync, Sharded
 from gradsan.detect.exports import Exports
 from gradsan.detect.functions import Functions
 from gradsan.detect.gradient_writes import GradientWrites
-from gradsan.detect.graph_growth import UnusedGraphs
+from gradsan.detect.graphs.growing_graphs import GrowingGraphs
+from gradsan.detect.graphs.unused_graphs import UnusedGraphs
 from gradsan.detect.hook_writes import HookWrites
 from gradsan.detect.hooked import HookedValues
 from gradsan.detect.kept_gradients import KeptGradients
-from gradsan.detect.life import Life
 from gradsan.detect.lost_updates import LostUpdates
 from gradsan.detect.meaning.changed_again import ChangedAgain
 from gradsan.detect.meaning.changed_losses import ChangedLosses
@@ -38,6 +38,7 @@ from gradsan.detect.meaning.terms.number_terms import NumberTerms
 from gradsan.detect.meaning.unowned import Unowned
 from gradsan.detect.meaning.unrecorded_reads import UnrecordedReads
 from gradsan.detect.memory import Uncounted
+from gradsan.detect.missing_gradients import MissingGradients
 from gradsan.detect.nonfinite.notice import Notice
 from gradsan.detect.one_tensor.kept_references import KeptReferences
 from gradsan.detect.one_tensor.kept_states import KeptStates
@@ -75,7 +76,8 @@ DETECTORS: tuple[type[Detector], ...] = (
     BufferSync,
     Prescan,
     GradientWrites,
-    Life,
+    GrowingGraphs,
+    MissingGradients,
     ChangedValues,
     KeptGradients,
     Wrapped,
@@ -120,8 +122,8 @@ class Watching:
         self.run = run = Run(recorder)
         self._settling = run.settling = Settling(
             core,
-            lambda optimizer, frame: guard.run(partial(run.get(Life).first_step, optimizer, frame)),
-            lambda optimizer, frame: guard.run(partial(run.get(Life).later_step, optimizer, frame)),
+            lambda optimizer, frame: guard.run(partial(run.get(MissingGradients).first_step, optimizer, frame)),
+            lambda optimizer, frame: guard.run(partial(run.get(MissingGradients).later_step, optimizer, frame)),
             lambda optimizer: guard.run(partial(run.get(Uncounted).stepped, optimizer)),
         )
         self._settling.on_first = lambda optimizer: guard.run(partial(run.get(StoppedGradients).first_step, optimizer))

@@ -9,7 +9,7 @@ from torch import nn
 
 import gradsan
 from cases import each
-from gradsan.detect.graph_growth import UnusedGraphs
+from gradsan.detect.graphs.unused_graphs import UnusedGraphs
 from gradsan.record.recorder import Recorder
 
 ROUNDS, BATCH, WIDTH = 300, 32, 64

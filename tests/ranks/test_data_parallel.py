@@ -82,7 +82,7 @@ def test_the_sync_of_buffers_says_what_to_do(told, mode):
 
 @every_mode
 def test_a_long_run_keeps_one_finding_and_a_bounded_log(told, mode):
-    from gradsan.record._core_pure import WRITES_KEPT
+    from gradsan.record.raw_stacks import WRITES_KEPT
 
     said = told[0][f"a_long_run {mode}"]
     assert said["counts"] == [parallel_scenarios.ROUNDS]

@@ -19,8 +19,7 @@ from gradsan._collector import cached_by_class
 from gradsan.graph.bytecode import ASKS_FOR_SHAPE, functions_of, reads_of_method
 from gradsan.graph.naming import modules_alive
 from gradsan.heuristics import INITIALISERS
-from gradsan.record._core_pure import Stack
-from gradsan.record.log import Log, logged_writes
+from gradsan.record.log import Log, RawStack, logged_writes
 
 _PAST_GRAPH = frozenset({"data", "detach", "item", "tolist"})
 _NO_READ = ASKS_FOR_SHAPE | {"grad", "requires_grad_"}
@@ -32,7 +31,7 @@ class Bypass(NamedTuple):
     """A read of a parameter without its graph: the expression (``self.pos.data``), and a raw stack of that place."""
 
     expression: str
-    stack: Stack
+    stack: RawStack
 
 
 class _Read(NamedTuple):
@@ -89,7 +88,7 @@ def _bypass(kind: type, chain: tuple[str, ...]) -> Bypass | None:
                     return None
                 if found is None and function.__code__ in reached and read.after[0] in _PAST_GRAPH:
                     call = "" if read.after[0] == "data" else "()"
-                    found = Bypass(f"self.{'.'.join(chain)}.{read.after[0]}{call}", Stack((code,), (read.offset,)))
+                    found = Bypass(f"self.{'.'.join(chain)}.{read.after[0]}{call}", RawStack((code,), (read.offset,)))
     return found
 
 

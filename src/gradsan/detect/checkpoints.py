@@ -23,7 +23,6 @@ from gradsan import _torch
 from gradsan.detect import recomputation
 from gradsan.detect.memory import Notes
 from gradsan.detect.recomputation import Call, Change, Fingerprint, Tally, compare_values, fingerprint
-from gradsan.graph.reached import TooMuchError, parameter_names
 from gradsan.model import Conflict, Message
 from gradsan.record.detector import Detector, KnownConflicts, Run
 from gradsan.record.log import RawStack
@@ -234,6 +233,8 @@ class Checkpoints(Detector):
         inputs: Fingerprints = (),
         since: int | None = None,
     ) -> None:
+        from gradsan.graph.reached import TooMuchError
+
         name = recomputation.name_of(function)
         try:
             marks = recomputation.marks_of(self._notes, function, arguments)
@@ -279,6 +280,8 @@ class Checkpoints(Detector):
 
 def _by_name(function: Any, arguments: Iterable[Any]) -> dict[str, Any]:
     """Return positional arguments by their parameter names."""
+    from gradsan.graph.reached import parameter_names
+
     names = parameter_names(function)
     return {
         names[position] if position < len(names) else f"args[{position}]": value

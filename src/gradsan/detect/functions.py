@@ -26,11 +26,8 @@ from torch.autograd.graph import Node
 
 from gradsan import _torch, source
 from gradsan._collector import cached_by_class
-from gradsan.detect import function_conflicts
-from gradsan.detect.function_conflicts import Kept, Unmarked
 from gradsan.detect.memory import Noted, Notes
 from gradsan.graph import walk
-from gradsan.graph.bytecode import functions_of, getattr_static
 from gradsan.model import Clue, Failure, Site
 from gradsan.record.detector import Detector, KnownConflicts, Run
 from gradsan.record.log import RawStack, logged_writes
@@ -39,6 +36,7 @@ from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord, RawBackward, read_backward
 
 if TYPE_CHECKING:
+    from gradsan.detect.function_conflicts import Kept, Unmarked
     from gradsan.detect.one_tensor.function_places import KeptForAllCalls
 
 Guard = Callable[[Callable[[], object]], None]
@@ -119,12 +117,18 @@ class Functions(Detector):
             return
         inputs = tuple(args[3]) if len(args) > 3 and args[3] else ()
         order = walk.engine_order(backward.roots, inputs, backward.via == "backward")
-        core, steps = self._core, self._steps
         for node in [one for one in order if one in self._early] if self._early else ():
             clues = self._early.pop(node)
             self._found(Failure(EARLY, "", "", symbolise(entry.stack), clues, raised=False))
         if self._places is not None:
             self._places.before_backward(entry, order)
+        if changed or self._unmarked:
+            self._report_conflicts(backward, order, changed)
+
+    def _report_conflicts(self, backward: BackwardRecord, order: list[Node], changed: list[Any]) -> None:
+        from gradsan.detect import function_conflicts
+
+        core, steps = self._core, self._steps
         for node, kept, (path, noted, overwritten) in changed:
             if node in order:
                 writer = overwritten.writes[0].site if overwritten.writes else None
@@ -201,6 +205,8 @@ class Functions(Detector):
         # Most Functions keep nothing there.
         if not (attributes := getattr(node, "__dict__", None)):
             return
+        from gradsan.detect import function_conflicts
+
         kept = [
             (path, noted)
             for path, tensor in function_conflicts.kept_tensors(kind, attributes)
@@ -210,7 +216,7 @@ class Functions(Detector):
             self._listeners.call_before_backward(self.before_backward)
             number, core = _torch.node_sequence(node) or 0, self._core
             stack, code = core.stack(1), forward_code(kind)
-            self._kept[node] = Kept(kind.__name__, code, stack, core.tick(), tuple(kept), number)
+            self._kept[node] = function_conflicts.Kept(kind.__name__, code, stack, core.tick(), tuple(kept), number)
 
     def _look_for_early(self, kind: Any, node: Node, tensor: torch.Tensor, before: Before) -> None:
         """Check whether forward has written an input after giving it to ``save_for_backward``."""
@@ -244,6 +250,8 @@ class Functions(Detector):
         overwritten = self._notes.changed(noted, tensor)
         if overwritten is None:
             return
+        from gradsan.detect.function_conflicts import Unmarked
+
         base = tensor._base
         whole = None if base is None or base.grad_fn is None else _edge(base)
         self._listeners.call_before_backward(self.before_backward)
@@ -268,10 +276,12 @@ class Functions(Detector):
         )
 
     def _changed(self, node: Node, kept: Kept) -> Iterator[tuple[str, Noted, Any]]:
+        from gradsan.detect.function_conflicts import holds
+
         for path, noted in kept.tensors:
             tensor = noted.weak()
             overwritten = None if tensor is None else self._notes.changed(noted, tensor)
-            if overwritten is not None and function_conflicts.holds(vars(node), tensor):
+            if overwritten is not None and holds(vars(node), tensor):
                 yield path, noted, overwritten
 
 
@@ -333,25 +343,33 @@ def _used_after(unmarked: Unmarked, uses: dict[tuple[int, int], list[tuple[int, 
     return min((use for use in own if use[1] > unmarked.number), key=lambda use: use[0], default=(0, 0, None))[2]
 
 
+def _methods(kind: Any, name: str) -> Iterable[Any]:
+    """Return the functions behind a method of a Function: itself, and those that its decorators wrap."""
+    from gradsan.graph.bytecode import functions_of, getattr_static
+
+    return functions_of(getattr_static(kind, name))
+
+
 @cached_by_class
 def _forward_codes(kind: Any) -> frozenset[CodeType]:
-    return frozenset(one.__code__ for one in functions_of(getattr_static(kind, "forward")))
+    return frozenset(one.__code__ for one in _methods(kind, "forward"))
 
 
 def forward_code(kind: Any) -> CodeType | None:
     """Return the code of a Function's forward, if it is the program's own."""
-    own = [one for one in functions_of(getattr_static(kind, "forward")) if one.__module__.partition(".")[0] != "torch"]
+    own = [one for one in _methods(kind, "forward") if one.__module__.partition(".")[0] != "torch"]
     return own[-1].__code__ if own else None
 
 
 def _parameter(kind: Any, position: int) -> str | None:
     """Return the name that the forward of a Function gives its argument at ``position``."""
-    for function in functions_of(getattr_static(kind, "forward")):
+    for function in _methods(kind, "forward"):
         code = function.__code__
         names = code.co_varnames[: code.co_argcount]
         # With a setup_context of the program's own, forward does not take ctx.
-        own_setup = getattr_static(kind, "setup_context")
-        skipped = 0 if any(one.__module__.partition(".")[0] != "torch" for one in functions_of(own_setup)) else 1
+        skipped = (
+            0 if any(one.__module__.partition(".")[0] != "torch" for one in _methods(kind, "setup_context")) else 1
+        )
         if position + skipped < len(names):
             return str(names[position + skipped])
     return None

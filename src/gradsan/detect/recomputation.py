@@ -19,7 +19,6 @@ from torch import nn
 from gradsan import _torch
 from gradsan.detect.memory import Noted, Notes, Overwritten
 from gradsan.graph import conflicts, naming
-from gradsan.graph.reached import PLAIN, reached
 from gradsan.model import Conflict, Name, Region, Save, TensorInfo
 from gradsan.originals.originals import fits_its_memory
 from gradsan.record import ledger
@@ -70,7 +69,7 @@ class Change(NamedTuple):
 
 def marks_of(notes: Notes, function: Any, arguments: Mapping[str, Any]) -> dict[str, Mark]:
     """Return the values that ``function`` reads now. Raises :class:`gradsan.graph.reached.TooMuchError`."""
-    things = _lasting(notes, reached(function, arguments))
+    things = _lasting(notes, function, arguments)
     return {path: mark for path, value in things.items() if (mark := _mark(notes, value)) is not None}
 
 
@@ -79,7 +78,7 @@ def compare(notes: Notes, call: Call, function: Any, arguments: Mapping[str, Any
     found: list[Change] = []
     rebound: list[str] = []
     writers: set[Any] = set()
-    things = _lasting(notes, reached(function, arguments))
+    things = _lasting(notes, function, arguments)
     for path, mark in call.marks.items():
         if path not in things or any(path.startswith((f"{one}.", f"{one}[")) for one in rebound):
             continue
@@ -163,7 +162,7 @@ def conflict_of(core: Log, steps: StepLog, call: Call, change: Change | None, *,
         rebound=change.rebound if change is not None else None,
         function_site=definition_site(call.code) if call.code is not None else None,
         unchanged=same is True,
-        certain=same is False or not (isinstance(value, PLAIN) or (written is not None and _by_itself(call, written))),
+        certain=same is False or not (_is_plain(value) or (written is not None and _by_itself(call, written))),
     )
 
 
@@ -203,20 +202,31 @@ def code_of(function: Any) -> Any:
     return getattr(function, "__code__", None)
 
 
-def _lasting(notes: Notes, things: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values without parameters of FSDP1, which are other tensors in other memory after each gathering."""
+def _lasting(notes: Notes, function: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that ``function`` reads now, by the path that leads to each from it.
+
+    Parameters of FSDP1 are left out: they are other tensors in other memory after each gathering.
+    """
+    from gradsan.graph.reached import reached
+
     return {
         path: notes.lasting(value) if torch.is_tensor(value) else value
-        for path, value in things.items()
+        for path, value in reached(function, arguments).items()
         if not torch.is_tensor(value) or not _torch.is_of_flat_parameter(value)
     }
+
+
+def _is_plain(value: Any) -> bool:
+    from gradsan.graph.reached import PLAIN
+
+    return isinstance(value, PLAIN)
 
 
 def _mark(notes: Notes, value: Any) -> Mark | None:
     if torch.is_tensor(value):
         noted = notes.note(value)
         return None if noted is None else Mark("tensor", noted, value=shown(value))
-    if isinstance(value, PLAIN):
+    if _is_plain(value):
         return Mark("value", value=value)
     try:
         return Mark("object", weak=_torch.weak_tensor(value), value=shown(value))
@@ -250,7 +260,7 @@ def shown(value: Any) -> str:
     """Return a value in a few words of code."""
     if torch.is_tensor(value):
         return f"{type(value).__name__}{tuple(value.shape)}"
-    if isinstance(value, PLAIN):
+    if _is_plain(value):
         text = repr(value)
         return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
     if isinstance(value, (list, tuple, dict)):

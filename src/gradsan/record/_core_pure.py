@@ -18,27 +18,16 @@ from typing import Any
 
 from gradsan import _torch
 from gradsan.record import _writer_pure
-
-WRITES_KEPT = 32_768
-NODES_KEPT = 1_048_576
-STACKS_KEPT = 65_536
-DEPTH_KEPT = 128
-STEPS_KEPT = 1024  # beginnings and ends, each one
-BACKWARDS_KEPT = 256
-QUIET_NODES = 1024
-"""The number of Nodes after the last backward at which ``on_quiet`` is first called."""
-
-
-class Stack:
-    """A raw stack, innermost frame first: code objects and instruction offsets; frames would keep tensors alive."""
-
-    __slots__ = ("_rounds", "codes", "lastis")
-
-    def __init__(self, codes: tuple[CodeType, ...], lastis: tuple[int, ...]) -> None:
-        """Keep the code objects and, for each, ``f_lasti`` at the moment of capture."""
-        self.codes = codes
-        self.lastis = lastis
-        self._rounds = 0
+from gradsan.record.raw_stacks import (
+    BACKWARDS_KEPT,
+    DEPTH_KEPT,
+    NODES_KEPT,
+    QUIET_NODES,
+    STACKS_KEPT,
+    STEPS_KEPT,
+    WRITES_KEPT,
+)
+from gradsan.record.raw_stacks import RawStack as Stack
 
 
 class Core:

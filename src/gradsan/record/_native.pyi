@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-from gradsan.record._core_pure import DEPTH_KEPT as DEPTH_KEPT
-from gradsan.record._core_pure import NODES_KEPT as NODES_KEPT
-from gradsan.record._core_pure import STACKS_KEPT as STACKS_KEPT
-from gradsan.record._core_pure import WRITES_KEPT as WRITES_KEPT
 from gradsan.record._core_pure import Core as Core
-from gradsan.record._core_pure import Stack as Stack
+from gradsan.record.raw_stacks import DEPTH_KEPT as DEPTH_KEPT
+from gradsan.record.raw_stacks import NODES_KEPT as NODES_KEPT
+from gradsan.record.raw_stacks import STACKS_KEPT as STACKS_KEPT
+from gradsan.record.raw_stacks import WRITES_KEPT as WRITES_KEPT
 
 def call_alone(function: Callable[..., Any], /, *args: Any) -> Any:
     """Call ``function`` as the first one of a thread: its stack ends with its own frames, at full recursion depth."""

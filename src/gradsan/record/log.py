@@ -13,12 +13,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import torch
 from torch.optim import Optimizer
 
-from gradsan.record import _core_pure
+from gradsan.record.raw_stacks import RawStack as RawStack
 
 _SWITCH = "GRADSAN_NATIVE"
-
-RawStack = _core_pure.Stack
-"""The code objects and offsets of a call, innermost first, as a core collects them; :mod:`gradsan.record.stacks`."""
 
 Stack: TypeAlias = Any
 """The stack of an entry: a :data:`RawStack` of a core, or a :class:`gradsan.model.Site` of the post-mortem reader."""
@@ -242,4 +239,6 @@ def make_core(native: bool | None = None) -> Core:
         from gradsan.record import _native
 
         return _native.Core()
+    from gradsan.record import _core_pure
+
     return _core_pure.Core()

@@ -18,8 +18,8 @@ from typing import Any
 
 from gradsan import _torch
 from gradsan.model import Frame, Site
-from gradsan.record._core_pure import DEPTH_KEPT
 from gradsan.record.log import RawStack, Stack
+from gradsan.record.raw_stacks import DEPTH_KEPT
 
 _GRADSAN = str(Path(__file__).resolve().parent.parent) + os.sep
 _COMMAND_LINE = _GRADSAN + "cli" + os.sep

@@ -22,6 +22,9 @@ from gradsan.record.guarding import Guard
 from gradsan.record.log import Core, RawStack
 from gradsan.record.patches import Patches, standing
 
+CLEARS = frozenset({"zero_", "_foreach_zero_", "fill_"})
+"""Writes that clear a gradient."""
+
 _MEASURES = 1e5
 """The bound from which a call only measures the norm."""
 

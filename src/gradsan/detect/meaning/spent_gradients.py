@@ -22,33 +22,32 @@ from __future__ import annotations
 import collections
 import sys
 from collections.abc import Hashable
-from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.autograd.graph import Node
-from torch.optim import Optimizer
 
 from gradsan import _torch
 from gradsan.detect.kept_gradients import program_reads_gradients
-from gradsan.detect.meaning.clip_calls import Clearing, Clip, ClipCalls
+from gradsan.detect.meaning.clip_calls import CLEARS, Clearing, ClipCalls
+from gradsan.detect.meaning.forgotten_steps import ForgottenSteps
 from gradsan.detect.meaning.made import Making
 from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.graph import naming, walk
 from gradsan.model import Clue
 from gradsan.record.detector import Run
-from gradsan.record.log import RawStack, RawWrite, logged_writes
+from gradsan.record.log import RawWrite, logged_writes
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, StepRecord, read_backward
 from gradsan.record.user_hooks import has_tensor_hooks
 
+if TYPE_CHECKING:
+    from gradsan.detect.meaning.idle_clips import IdleClip
+
 THROWN, CLIPPED = "gradient_thrown_away", "clip_without_effect"
-_CLEARS = frozenset({"zero_", "_foreach_zero_", "fill_"})
-_NO_READ = _CLEARS | {"detach", "detach_", "requires_grad_"}
-_UNSCALES, _LARGE = "GradScaler.unscale_", 500
+_NO_READ = CLEARS | {"detach", "detach_", "requires_grad_"}
 _HOOKED = "BackwardHookFunctionBackward"
 _ROUNDS_WITHOUT_STEP = 16
-_LEAVES_COMPARED, _VALUES_COMPARED = 4, 64
 
 
 class _Gradient(NamedTuple):
@@ -58,15 +57,6 @@ class _Gradient(NamedTuple):
     own: int
     storage: int
     memory: Any
-
-
-class _Idle(NamedTuple):
-    """Leaves whose gradients were cleared in rounds without a step, some of their values then, and the report of it."""
-
-    clock: int
-    storages: frozenset[int]
-    values: list[tuple[Any, torch.Tensor]]
-    clues: tuple[Clue, ...]
 
 
 class SpentGradients(RoundDetector):
@@ -85,12 +75,13 @@ class SpentGradients(RoundDetector):
         self._refilled: list[tuple[int, frozenset[int]]] = []
         self._used = self._notes(set[Hashable]())
         self._unstepped = self._notes(dict[Hashable, Clearing]())
-        self._idle = self._notes(dict[RawStack, _Idle]())
+        self._forgotten = ForgottenSteps(run.core, run.steps, self._making)
         self._begun = self._gone_on = 0
         self._met = self._notes(collections.Counter[Hashable]())
 
     def forget(self) -> None:
         super().forget()
+        self._forgotten.forget()
         self._gone_on = 0
 
     def begins(self, entry: RawBackward) -> bool:
@@ -125,20 +116,11 @@ class SpentGradients(RoundDetector):
     @_torch.hushed()
     def settle(self) -> None:
         """Report the lines whose gradients no step has used until the end."""
-        for stack, idle in self._idle.items():
-            if stack not in self._used | self._described and not self._is_trained(idle):
+        for stack, clues in self._forgotten.until_now():
+            if stack not in self._used | self._described:
                 self._described.add(stack)
-                self._report_at(THROWN, stack, *idle.clues)
+                self._report_at(THROWN, stack, *clues)
         super().settle()
-
-    def _is_trained(self, idle: _Idle) -> bool:
-        """Whether a step had one of the leaves, or one has other values now, or was written and is gone."""
-        if any(not idle.storages.isdisjoint(one.storages) for one in self._steps.steps):
-            return True
-        alive = [(leaf, before) for weak, before in idle.values if (leaf := weak()) is not None]
-        if len(alive) < len(idle.values):
-            return any(one.storage in idle.storages for one in logged_writes(self._core, idle.clock))
-        return not all(torch.equal(_first_values(leaf), before) for leaf, before in alive)
 
     def _end(self) -> None:
         if self._entry is not None:
@@ -182,12 +164,14 @@ class SpentGradients(RoundDetector):
         is_measured = self._is_clipped and not any(one.bounds for one in self._calls_of_program.clips)
         if self._gradients and not self._is_read and not is_measured:
             self._judge_cleared(entry, steps, writes)
-        clips = [one for one in self._calls_of_program.clips if one.storages]
-        for clip in clips:
-            self._judge_clip(entry, clip, clips, steps, writes)
-        for clip in self._calls_of_program.clips:
-            if clip.is_run_out and clip.bounds and steps and self._is_second(clip.stack):
-                self._report_clip(entry, clip, "run_out", steps[0])
+        from gradsan.detect.meaning.idle_clips import Round
+
+        optimizers = [one for one, _ in self._making.optimizers()]
+        for idle in Round(self._calls_of_program, steps, writes, self._refilled, optimizers).idle_clips():
+            if not self._is_second(idle.clip.stack):
+                continue
+            if not (idle.may_be_read and program_reads_gradients(sys._getframe(1))):
+                self._report_clip(entry, idle)
 
     def _judge_part(self, entry: RawBackward, steps: list[StepRecord]) -> None:
         """Report gradients cleared in an earlier round, if this one ends with a step that was to accumulate them."""
@@ -203,7 +187,7 @@ class SpentGradients(RoundDetector):
             self._report_cleared(entry, before, step, self._gradients, is_part=True)
 
     def _judge_cleared(self, entry: RawBackward, steps: list[StepRecord], writes: list[RawWrite]) -> None:
-        clears = {raw.storage: raw for raw in reversed(writes) if raw.op in _CLEARS}
+        clears = {raw.storage: raw for raw in reversed(writes) if raw.op in CLEARS}
         clearings = [self._cleared_at(one, clears.get(one.storage)) for one in self._gradients]
         is_whole = not any(one is None for one in clearings)
         if is_whole and self._judge_cleared_of(entry, entry.stack, self._gradients, clearings, steps, writes):
@@ -242,7 +226,8 @@ class SpentGradients(RoundDetector):
             if not later:
                 self._unstepped.setdefault(entry.stack, first)
             if idle:
-                self._note_idle(entry, min((by for _, by in idle), key=lambda by: by.clock), [one for one, _ in idle])
+                earliest = min((by for _, by in idle), key=lambda by: by.clock)
+                self._forgotten.note(entry.stack, earliest, [one.leaf() for one, _ in idle])
         if used or moved:
             self._used.add(key)
         # One loss often reaches parameters that another trains: they are cleared, and refilled before their step.
@@ -250,25 +235,6 @@ class SpentGradients(RoundDetector):
         if key not in self._used and is_alone and is_told and self._is_second(key):
             self._report_cleared(entry, first, later[0], gradients)
         return not (used or moved)
-
-    def _note_idle(self, entry: RawBackward, first: Clearing, gradients: list[_Gradient]) -> None:
-        """Note the second round without a step, for a look at the end of the program."""
-        self._met[_Idle, entry.stack] += 1
-        leaves = [leaf for one in gradients if (leaf := one.leaf()) is not None]
-        frame = sys._getframe(1)
-        is_whole = len(leaves) == len(gradients)
-        if self._met[_Idle, entry.stack] != 2 or not is_whole or program_reads_gradients(frame):
-            return
-        held = (type(one).__name__ for one, _ in self._making.optimizers() if _has(one, leaves[0]))
-        facts = {**_torch.facts_of(leaves[0]), "leaves": len(leaves), "is_refilled": False, "is_part": ""}
-        clues = (
-            Clue("gradient", name=naming.name_of(leaves[0], frame), values=facts),
-            Clue("cleared", symbolise(first.stack), op=first.op),
-            Clue("stepped", name=next(held, None)),
-        )
-        values = [(_torch.weak_tensor(one), _first_values(one)) for one in leaves[:_LEAVES_COMPARED]]
-        storages = frozenset(one.own for one in gradients)
-        self._idle[entry.stack] = _Idle(self._core.clock, storages, values, clues)
 
     def _is_filled_between(self, gradients: list[_Gradient], first: Clearing, step: StepRecord) -> bool:
         between = [reached for clock, reached in self._refilled if first.clock < clock < step.clock]
@@ -316,70 +282,12 @@ class SpentGradients(RoundDetector):
             return None
         return next((call for call in self._calls_of_program.clearings if id(leaf) in call.leaves), None)
 
-    def _judge_clip(
-        self, entry: RawBackward, clip: Clip, clips: list[Clip], steps: list[StepRecord], writes: list[RawWrite]
-    ) -> None:
-        own = [record for record in steps if not clip.storages.isdisjoint(record.storages)]
-        clears = [one.clock for one in self._calls_of_program.clearings if not clip.leaves.isdisjoint(one.leaves)]
-        clears += [raw.clock for raw in writes if raw.op in _CLEARS and raw.storage in clip.gradients]
-
-        filled = [begun for begun, reached in self._refilled if not clip.leaves.isdisjoint(reached)]
-
-        def acts(one: Clip) -> bool:
-            # A gradient may be zero or missing for good reason: a loss at its minimum, a head whose turn it is not.
-            return any(
-                (record.end or record.clock) > one.clock
-                and not any(one.clock < clear < record.clock for clear in clears)
-                and (one.is_filled or not any(one.clock < begun < record.clock for begun in filled))
-                for record in own
-            )
-
-        if not own and self._is_of_others(clip, clips, steps) and self._is_second(clip.stack):
-            self._report_clip(entry, clip, "others", steps[0])
-        if not own or not clip.bounds:
-            return
-        unscaled = [raw.clock for raw in writes if raw.op == _UNSCALES and raw.storage in clip.gradients]
-        if any(clip.clock < clock < (own[0].end or clock) for clock in unscaled) and self._is_scaled(clip):
-            if self._is_second(clip.stack):
-                self._report_clip(entry, clip, "scaled", own[0])
-            return
-        is_spent = own[0].clock < clip.clock and any(clear > clip.clock for clear in clears)
-        kind, step = "spent" if clip.is_filled else "empty", own[0]
-        if any(acts(one) for one in clips if not one.storages.isdisjoint(clip.storages)):
-            # What steps next has no clip of its own: this one was given the parameters of the step before.
-            later = (one for one in steps if one.clock > clip.clock)
-            kind, step = "of_last_step", min(later, default=step, key=attrgetter("clock"))
-            if not clip.is_filled or acts(clip) or not all(one.storages.isdisjoint(step.storages) for one in clips):
-                return
-        if (clip.is_filled and not is_spent) or not self._is_second(clip.stack):
-            return
-        if clip.is_filled and program_reads_gradients(sys._getframe(1)):
-            return
-        self._report_clip(entry, clip, kind, step)
-
-    def _is_scaled(self, clip: Clip) -> bool:
-        """Whether a bound is one for plain gradients: the scale that is divided out later is not in it."""
-        scaler = next((one() for clock, one in self._calls_of_program.unscaled if clock > clip.clock), None)
-        return scaler is not None and clip.bound is not None and bool(clip.bound * _LARGE < scaler.get_scale())
-
-    def _is_of_others(self, clip: Clip, clips: list[Clip], steps: list[StepRecord]) -> bool:
-        """Whether a clip got parameters without gradients that no optimizer has, and none got those of the steps."""
-        clipped = frozenset[int]().union(*(one.storages for one in clips))
-        owned = {id(one) for optimizer, _ in self._making.optimizers() for one in _torch.parameters_of(optimizer)}
-        is_idle = clip.bounds and not clip.gradients and owned.isdisjoint(clip.leaves)
-        if not (is_idle and steps and all(clipped.isdisjoint(one.storages) for one in steps)):
-            return False
-        from gradsan.detect.meaning.evidence import frozen_beside
-
-        # A frozen part of the model that is trained may have its turn later.
-        return clip.leaves.isdisjoint(map(id, frozen_beside(owned)))
-
-    def _report_clip(self, entry: RawBackward, clip: Clip, kind: str, step: StepRecord) -> None:
+    def _report_clip(self, entry: RawBackward, idle: IdleClip) -> None:
         self._report_at(
             CLIPPED,
             entry.stack,
-            Clue("clip", symbolise(clip.stack), op=clip.op, values={"kind": kind}),
-            Clue("stepped", symbolise(step.stack), name=step.optimizer),
+            Clue("clip", symbolise(idle.clip.stack), op=idle.clip.op, values={"kind": idle.kind}),
+            Clue("stepped", symbolise(idle.step.stack), name=idle.step.optimizer),
         )
 
     def _is_second(self, key: Any) -> bool:
@@ -388,15 +296,6 @@ class SpentGradients(RoundDetector):
             return False
         self._described.add(key)
         return True
-
-
-def _has(optimizer: Optimizer, leaf: torch.Tensor) -> bool:
-    return any(one is leaf for one in _torch.parameters_of(optimizer))
-
-
-def _first_values(leaf: torch.Tensor) -> torch.Tensor:
-    """A copy of the first values of a leaf, on the CPU."""
-    return leaf.detach().reshape(-1)[:_VALUES_COMPARED].to("cpu", copy=True)
 
 
 def _may_look(node: Node) -> bool:

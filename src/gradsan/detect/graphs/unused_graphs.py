@@ -1,146 +1,35 @@
 """Sums and lists that keep the graph of every round: ``total += loss``, evaluations that no backward uses.
 
-Such a sum is a chain of Nodes that one line made, each depending on the one before by the same edges; and its
-new terms do not depend on the one before. That distinguishes ``total = total + loss`` from ``h = h + f(h)``, and from
-the state of a recurrent layer, which the next round computes with.
-
 The core reports when a thread has made more Nodes since the last backward than ever before. Tensors that a container
 has gained from one such moment to the next, in graphs made at one place, are suspected, and so is a sum that
 goes on from before the last such moment. The next backward decides: if it reaches the kept graphs, they were kept for
 it; if another one runs, or watching ends, they were not.
 
-Row: ``graph_grows``. Role: ``grown`` as in :mod:`gradsan.detect.life`, with ``unused`` true in its ``values``, and
-``summed`` where it is a sum.
+Row: ``graph_grows``. Role: ``grown`` as in :mod:`gradsan.detect.graphs.growing_graphs`, with ``unused`` true in its
+``values``, and ``summed`` where it is a sum.
 """
 
 from __future__ import annotations
 
-import heapq
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
-from typing import Any, NamedTuple
-
-from torch.autograd.graph import Node
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gradsan import _torch
 from gradsan.graph import naming, walk
 from gradsan.graph.variables import Found
 from gradsan.model import Clue, Failure, Site
-from gradsan.record._core_pure import QUIET_NODES
 from gradsan.record.detector import Detector, Run
 from gradsan.record.ledger import call_that_made
+from gradsan.record.raw_stacks import QUIET_NODES
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward
 
-# Operations that add, concatenate, or weigh, as moving averages do.
-_ADDING = ("Add", "Sub", "Rsub", "Cat", "Lerp", "Mul", "Div", "To", "Copy")
-_DEEPEST = 3
-_NODE_BYTES, _STEPS_DOWN = 400, 2_000
-_MOST_LINKS = 2_000
-_MOST_OF_A_ROUND = 10_000
-_SAMPLED = 3
-
-
-class GrowingSum(NamedTuple):
-    """A chain of additions by one line; the Nodes of its last rounds, newest first.
-
-    ``links`` counts its Nodes (``is_whole``: there are no more), ``oldest`` is the number of the last counted.
-    ``rounds`` are the Nodes below the last two links, ``younger`` those of the last alone. ``taken_in`` is one Node
-    of the term that the last round added.
-    """
-
-    links: int
-    is_whole: bool
-    oldest: int
-    rounds: list[Any]
-    younger: list[Any]
-    taken_in: Any
-
-
-def sum_of(node: Node | None, maker_of: Callable[[Any], Any]) -> GrowingSum | None:
-    """Return the growing sum whose newest Node is ``node``; None where it is none.
-
-    ``maker_of`` returns the line that made a Node, as an object that is the same for one line, None if unknown.
-    """
-    if node is None or not _adds(node):
-        return None
-    maker = maker_of(node)
-    way = None if maker is None else _way_back(node, maker, maker_of)
-    if way is None:
-        return None
-    links = [node]
-    while len(links) <= _MOST_LINKS:
-        previous = _follow(links[-1], way)
-        if previous is None or previous.name() != node.name():
-            break
-        links.append(previous)
-    sampled = links[: _SAMPLED + 1]
-    if len(sampled) <= _SAMPLED or any(maker_of(one) is not maker for one in (*sampled[1:], links[-2])):
-        return None
-    younger, rounds = _between(node, links[1]), _between(node, links[2])
-    if younger is None or rounds is None or [child for one in younger for child in _children(one)].count(links[1]) != 1:
-        return None
-    taken_in = next((one for one in younger if one is not node and not _is_on_way(node, one, way)), None)
-    if taken_in is None:
-        return None
-    oldest = _torch.node_sequence(links[-1]) or 0
-    return GrowingSum(len(links), len(links) <= _MOST_LINKS, oldest, rounds, younger, taken_in)
-
-
-def _adds(node: Node | None) -> bool:
-    return node is not None and str(node.name()).startswith(_ADDING)
-
-
-def _children(node: Node) -> list[Any]:
-    return [child for child, _ in node.next_functions]
-
-
-def _way_back(node: Node, maker: Any, maker_of: Callable[[Any], Any]) -> tuple[int, ...] | None:
-    """Return the edges, one after the other, from ``node`` to the Node that the same line made before."""
-    ways: list[tuple[tuple[int, ...], Any]] = [((), node)]
-    for _ in range(_DEEPEST):
-        further = []
-        for way, one in ways:
-            for at, child in enumerate(_children(one)):
-                if not _adds(child):
-                    continue
-                if child.name() == node.name() and maker_of(child) is maker:
-                    return (*way, at)
-                further.append(((*way, at), child))
-        ways = further
-    return None
-
-
-def _follow(node: Node | None, way: tuple[int, ...]) -> Any:
-    for at in way:
-        children = [] if node is None else _children(node)
-        node = children[at] if at < len(children) else None
-    return node
-
-
-def _is_on_way(node: Node, other: Any, way: tuple[int, ...]) -> bool:
-    return any(_follow(node, way[:length]) is other for length in range(1, len(way)))
-
-
-def _between(node: Node, older: Any) -> list[Any] | None:
-    """Return the Nodes below ``node`` that are younger than ``older``, itself first; None where there are many."""
-    border = _torch.node_sequence(older)
-    if border is None:
-        return None
-    found, waiting = {node: None}, [node]
-    while waiting:
-        for child in _children(waiting.pop()):
-            number = None if child is None or child in found else _torch.node_sequence(child)
-            if number is not None and number > border:
-                if len(found) >= _MOST_OF_A_ROUND:
-                    return None
-                found[child] = None
-                waiting.append(child)
-    return list(found)
-
+if TYPE_CHECKING:
+    from gradsan.detect.graphs.growing_sums import GrowingSum
 
 _LEAST_MEMBERS = 8
 _GROWTH = 1.5
@@ -193,7 +82,13 @@ class UnusedGraphs(Detector):
             known = before.get(path, 0)
             if known and len(members) >= max(_LEAST_MEMBERS, _GROWTH * known) and path not in self._reported:
                 self._suspect(path, sorted(members, key=_number), thread)
-        for path, one in _singles(found) if border else ():
+        if border:
+            self._look_at_sums(found, border, thread)
+
+    def _look_at_sums(self, found: list[Found], border: int, thread: int) -> None:
+        from gradsan.detect.graphs.growing_sums import sum_of
+
+        for path, one in _singles(found):
             grown = (
                 None
                 if path in self._reported
@@ -238,6 +133,8 @@ class UnusedGraphs(Detector):
             return
         several = walk.engine_order(walk.roots_of(one.tensor for one in sampled))
         single = walk.engine_order(walk.roots_of([sampled[0].tensor]))
+        from gradsan.detect.graphs.growing_sums import bytes_kept
+
         # Parts shared by all of them, parameters above all, are counted once in both.
         rounds = len(sampled) - 1
         size = (bytes_kept(several) - bytes_kept(single)) // rounds
@@ -258,6 +155,8 @@ class UnusedGraphs(Detector):
         self._listeners.call_before_backward(self.before_backward)
 
     def _suspect_sum(self, path: str, found: Found, grown: GrowingSum, thread: int) -> None:
+        from gradsan.detect.graphs.growing_sums import bytes_kept
+
         newest = _number(found)
         nodes = len(grown.rounds) - len(grown.younger)
         # Uncounted rounds are assumed to have made as many Nodes each as the counted ones.
@@ -324,42 +223,3 @@ def _within(site: Site, found: Found) -> Site:
         ):
             return Site(site.frames[:at])
     return site
-
-
-def bytes_kept(order: list[Node]) -> int:
-    """Return about how many bytes a graph keeps: tensors its Nodes saved and still hold, and the Nodes themselves."""
-    storages: dict[int, int] = {}
-    for node in order:
-        for _, saved in _torch.saved_slots(node):
-            tensor = _torch.packed_object(saved)
-            if _torch.is_tensor(tensor):
-                storages[_torch.storage_or_none(tensor)] = tensor.numel() * tensor.element_size()
-    return sum(storages.values()) + _NODE_BYTES * len(order)
-
-
-def is_bare_chain(order: list[Node], border: int) -> bool:
-    """Whether each Node since ``border`` leads to one other and saves nothing, as those of ``total + x.detach()``."""
-    late = [node for node in order if (_torch.node_sequence(node) or 0) >= border]
-    branches = (sum(child is not None for child, _ in node.next_functions) > 1 for node in late)
-    return bytes_kept(late) == _NODE_BYTES * len(late) and not any(branches)
-
-
-def reaches_back(node: Node | None, border: int) -> bool:
-    """Whether a Node made before ``border`` lies below ``node``; walks down to the oldest Nodes first.
-
-    This avoids walking the graph of the current round: Nodes that Python has touched are costly to free.
-    """
-    waiting: list[tuple[int, int, Any]] = [(0, 0, node)]
-    seen = {node}
-    for _ in range(_STEPS_DOWN):
-        if not waiting:
-            return False
-        for child, _ in heapq.heappop(waiting)[2].next_functions:
-            number = None if child is None or child in seen else _torch.node_sequence(child)
-            if number is None:
-                continue
-            if number < border:
-                return True
-            seen.add(child)
-            heapq.heappush(waiting, (number, len(seen), child))
-    return False

@@ -1,25 +1,19 @@
-"""Parameters without a gradient and graphs that are kept alive: faults in a graph's life that PyTorch does not report.
+"""Parameters without a gradient at their optimizer's first step: not reached, cut off, or replaced by other leaves.
 
-Both checks run a few times only. Parameters: at the first step of an optimizer; one that has no gradient
-at all beside others that have is given some rounds, as several tasks may take turns, and a parameter without one beside
-others all the rounds that there are: parts may be thawed, or chosen, later. Graphs: when one line
-calls backward for the 16th and the 32nd time; a variable whose graph reaches back over nearly all of these rounds keeps
-them alive. Where these rounds leave that graph unchanged, it may be kept for a later backward (forces of
-every sample, for one loss): it is reported at the end, if no backward has run it.
+One that has no gradient beside others that have one is given some rounds, as several tasks may take turns, and a
+parameter without one beside others all the rounds that there are: parts may be thawed, or chosen, later.
 
-Rows: ``leaf_lost``, ``parameter_not_reached``, ``graph_grows``. Roles: ``parameter`` (a tensor without gradient;
+Rows: ``leaf_lost``, ``parameter_not_reached``. Roles: ``parameter`` (a tensor without gradient;
 ``values``: ``missing`` of ``total``, ``shape``, ``dtype``, ``device``, and where one of the program's own modules holds
 it ``owner``, its class, and ``attribute``; ``site``: the definition of that class's forward), ``replaced`` (the tensor
 that the program uses instead; ``site``: where it was made), ``registered`` (where a module got that one), ``read`` (the
 expression and place that read it past its graph), ``backward`` (the last one, where no parameter has a gradient) with
-``live`` of the step's frames, ``holder`` (the optimizer), ``grown`` (the variable; ``values``: ``rounds``, ``nodes``,
-``bytes``, ``bytes_per_round``).
+``live`` of the step's frames, ``holder`` (the optimizer).
 """
 
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 import weakref
 from collections import Counter
@@ -33,23 +27,20 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
 from gradsan import _torch
-from gradsan.detect.graph_growth import bytes_kept, is_bare_chain, reaches_back
-from gradsan.detect.lost_updates import Graph
 from gradsan.detect.meaning.made import Making
 from gradsan.detect.meaning.terms.cut_terms import CutTerms
-from gradsan.graph import naming, walk
+from gradsan.graph import naming
 from gradsan.graph.live import live_clues
 from gradsan.graph.variables import Found
 from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Detector, Run
 from gradsan.record.ledger import Noted, site_that_made
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import BackwardRecord, RawBackward, moved_storages, read_backward, running_here
+from gradsan.record.steps import RawBackward, moved_storages
 
-_FIRST_LOOK, _SECOND_LOOK = 16, 32
+_ROUNDS_AWAITED = 16
 _LOOKS_AT_A_LINE = 32
 _SHOWN = 3
-_OWN_PART = 0.1
 _NAMED = 12
 _Waiting = tuple[Noted, Failure]
 
@@ -63,15 +54,13 @@ class _Unused(NamedTuple):
     clue: Clue | None
 
 
-class Life(Detector):
-    """Checks optimizers at their first step, and live graphs after some rounds; calls ``found`` with findings."""
+class MissingGradients(Detector):
+    """Checks optimizers at their first step, and leaves replaced since then at later ones."""
 
     def __init__(self, run: Run) -> None:
         self._core, self._steps, self._backwards, self._found = run.core, run.steps, run.backwards, run.report
         self._began = 0
         self._making = run.get(Making)
-        self._sizes: dict[tuple[int, str], tuple[int, int]] = {}
-        self._awaited: list[list[Awaited]] = []
         self._looks = Counter[Any]()
         self._unfed: list[_Waiting] = []
         self._cut_off: list[tuple[Noted, Failure, int]] = []
@@ -83,36 +72,26 @@ class Life(Detector):
     def forget(self) -> None:
         # The log also has steps of an earlier watching, to memory that may be in use again.
         self._began = self._core.clock
-        for one in itertools.chain.from_iterable(self._awaited):
-            one.graph.let_go()
-        self._awaited.clear()
         self._unfed.clear()
         self._cut_off.clear()
         self._unused.clear()
         self._looks.clear()
 
     def settle(self) -> None:
-        """Report, as watching ends, the first of the graphs that grew together that no backward has run."""
-        for grown in self._awaited:
-            used = [one.kept for one in grown if one.graph.was_used]
-            unused = next((one for one in grown if not one.graph.was_used and not any(map(one.is_kept_by, used))), None)
-            if unused is not None:
-                self._found(unused.failure)
+        """Report, as watching ends, what no backward has reached until then."""
         self._unfed += [one[:2] for one in self._cut_off if not one[0].was_logged(self._core, self._steps, one[2])]
         self._look_at_unfed(is_last=True)
         self._report_unused()
         self.forget()
 
     def before_round(self, entry: RawBackward, rounds: int) -> None:
-        """Check the graphs after some rounds of a line that calls backward; as ``on_round`` of the core."""
+        """Drop the parameters that have been written since; as ``on_round`` of the core."""
         # By the end of the watching, the parameters of a function that has returned are gone.
         self._cut_off = [one for one in self._cut_off if not one[0].was_written()]
         if self._unfed:
-            self._look_at_unfed(is_last=rounds >= _FIRST_LOOK)
+            self._look_at_unfed(is_last=rounds >= _ROUNDS_AWAITED)
         for own, _ in self._unused:
             own[:] = [one for one in own if (leaf := one.weak()) is None or leaf._version == one.version]
-        if rounds in (_FIRST_LOOK, _SECOND_LOOK):
-            self._look_at_graphs(entry, rounds)
 
     def first_step(self, optimizer: Optimizer, frame: FrameType) -> None:
         """Check for parameters without gradient at an optimizer's first step; variables are searched from ``frame``."""
@@ -214,9 +193,11 @@ class Life(Detector):
         past = self._backwards.before(self._core.clock)
         sites = [symbolise(one.stack) for one in past if one.step == past[-1].step]
         if sites and all(one.user_frame == sites[-1].user_frame for one in sites):
+            from gradsan.detect.replaced_leaves import comes_from
+
             yield Clue("backward", sites[-1], op=past[-1].via)
             yield from live_clues(
-                frame, lambda tensor: any(tensor is one or _comes_from(tensor, one) for one in held[:_NAMED])
+                frame, lambda tensor: any(tensor is one or comes_from(tensor, one) for one in held[:_NAMED])
             )
 
     def later_step(self, optimizer: Optimizer, frame: FrameType) -> None:
@@ -231,12 +212,18 @@ class Life(Detector):
             self._report_lost(optimizer, replaced, counts, site, [Clue("holder", site, name=type(optimizer).__name__)])
 
     def _replaced(self, optimizer: Optimizer, held: list[Any], missing: list[Any], frame: FrameType) -> list[Any]:
-        return list(_replacements(held, missing, frame, self._made(optimizer)))
+        from gradsan.detect.replaced_leaves import replacements
+
+        return list(replacements(held, missing, frame, self._made(optimizer)))
 
     def _lost_among(self, replaced: list[tuple[Any, Found]]) -> list[tuple[Any, Found]]:
         """Those of which one or the other is trained; else it may be a state that the program computes by itself."""
-        moved = moved_storages(self._steps, self._began) if replaced else set()
-        return [one for one in replaced if _is_reached(one[1].tensor) or _torch.storage_or_none(one[0]) in moved]
+        if not replaced:
+            return []
+        from gradsan.detect.replaced_leaves import is_reached
+
+        moved = moved_storages(self._steps, self._began)
+        return [one for one in replaced if is_reached(one[1].tensor) or _torch.storage_or_none(one[0]) in moved]
 
     def _made(self, optimizer: Optimizer) -> Frame | None:
         return next((symbolise(one.stack).user_frame for it, one in self._making.optimizers() if it is optimizer), None)
@@ -262,146 +249,6 @@ class Life(Detector):
         else:  # fast weights of a phase that does not train the leaves yet are computed from them, too
             self._cut_off.append((Noted(self._core, [leaf for leaf, _ in replaced]), failure, self._core.clock))
 
-    @_torch.hushed()
-    def _look_at_graphs(self, entry: RawBackward, rounds: int) -> None:
-        clock, stack = entry.clock, entry.stack
-        past = [one for one in self._backwards.before_in_thread(clock) if one.stack is stack]
-        borders = [one.sequence for one in past]
-        if len(borders) < rounds - 1:
-            return
-        grown = []
-        for path, members in _groups(sys._getframe(1)).items():
-            roots = walk.roots_of(one.tensor for one in members)
-            if not any(reaches_back(root, borders[len(borders) // 2]) for root in roots):
-                continue
-            order = walk.engine_order(roots)
-            numbers = [number for number in map(_torch.node_sequence, order) if number is not None]
-            covered = sum(
-                any(low <= number < high for number in numbers)
-                for low, high in zip([0, *borders], borders, strict=False)
-            )
-            if covered < 0.75 * len(borders) or is_bare_chain(order, borders[len(borders) // 2]):
-                continue
-            size = bytes_kept(order)
-            known = self._sizes.get((id(stack), path))
-            self._sizes[id(stack), path] = (len(order), size)
-            if known is not None and len(order) > 1.3 * known[0]:
-                per_round = (size - known[1]) / (_SECOND_LOOK - _FIRST_LOOK)
-                kept = {number for number in numbers if number < borders[len(borders) // 2]}
-                grown.append((min(_numbers_of(members)), path, members, len(order), size, per_round, kept))
-        if grown:
-            self._report_grown(entry, rounds, sorted(grown, key=lambda one: one[:2]), borders[len(borders) // 2])
-
-    def _report_grown(self, entry: RawBackward, rounds: int, grown: list[Any], border: int) -> None:
-        backward, awaited = read_backward(entry), []
-        ran = set(walk.engine_order(backward.roots))
-
-        def is_another_line() -> bool:
-            here = running_here(self._core)
-            return here is None or here.stack is not entry.stack
-
-        for _, path, members, nodes, size, per_round, kept in grown:
-            values = {"rounds": rounds, "nodes": nodes, "bytes": size, "bytes_per_round": int(per_round)}
-            made = site_that_made(self._core, members[0].tensor.grad_fn, threading.get_ident())
-            clue = Clue("grown", made, name=path, values=values)
-            failure = Failure("graph_grows", "", "", symbolise(entry.stack), (clue,), raised=False)
-            # ``autograd.grad`` runs only what leads to its inputs: inner steps of meta-learning wait for a backward of
-            # another line.
-            if backward.via == "backward" and _is_spent(backward, ran, members, border):
-                self._found(failure)
-                return
-            awaited.append(Awaited(Graph([one.tensor for one in members], is_another_line), failure, kept))
-        self._awaited.append(awaited)
-
-
-class Awaited(NamedTuple):
-    """A grown graph that a later backward may run; ``kept`` are the numbers of its Nodes of earlier rounds."""
-
-    graph: Graph
-    failure: Failure
-    kept: set[int]
-
-    def is_kept_by(self, used: set[int]) -> bool:
-        """Whether a graph that was used holds those Nodes anyway, but for a few."""
-        return len(self.kept - used) <= _OWN_PART * len(self.kept)
-
-
-def _is_spent(backward: BackwardRecord, ran: set[Any], members: list[Found], border: int) -> bool:
-    """Whether the graph of ``members`` is of no use after a round, or is what this backward runs over and over."""
-    if any(reaches_back(root, border) for root in backward.roots):
-        return True
-    return not backward.retain_graph and any(one.tensor.grad_fn in ran for one in members)
-
-
-def _numbers_of(members: list[Found]) -> list[int]:
-    """The sequence numbers of the Nodes that made the tensors."""
-    return [_torch.node_sequence(one.tensor.grad_fn) or 0 for one in members]
-
-
-def _groups(frame: FrameType) -> dict[str, list[Found]]:
-    """The live tensors with a graph, grouped by their container."""
-    groups: dict[str, list[Found]] = {}
-    for one in naming.find(frame, naming.has_graph):
-        groups.setdefault(one.within or one.path, []).append(one)
-    return groups
-
-
-def _replacements(
-    held: list[Any], missing: list[Any], frame: FrameType, made: Frame | None
-) -> Iterator[tuple[Any, Found]]:
-    """Yield (tensor without a gradient that no module holds any more, tensor that the program has instead).
-
-    The latter has the same shape, requires grad and is unknown to the optimizer: a parameter of a module, or
-    the result of an operation on the old one. A parameter of another shape counts, too, if it has a gradient,
-    lies in the same model and no optimizer has it. A leaf whose name is first bound after the optimizer was ``made``
-    replaces none: it is another one.
-    """
-    from gradsan.detect.meaning.evidence import is_bound_after
-
-    known = {id(one) for one in held}
-    wanted = {tuple(one.shape) for one in missing}
-    others, strangers = list[Found](), list[Found]()
-    models, alive = set[str](), set[int]()
-    for one in naming.find(frame, lambda tensor: tensor.requires_grad and not is_lazy(tensor)):
-        if id(one.tensor) in known:
-            if one.origin == "module" or one.within is None:
-                alive.add(id(one.tensor))
-            if one.origin == "module":
-                models.add(_model_of(one))
-        else:
-            if tuple(one.tensor.shape) in wanted:
-                others.append(one)
-            if one.origin == "module" and one.tensor.is_leaf and one.tensor.grad is not None:
-                strangers.append(one)
-    used: set[int] = set()
-    gone = [one for one in missing if id(one) not in alive]
-    if not any(tuple(one.shape) == tuple(other.tensor.shape) for one in gone for other in others):
-        yield from zip(gone, _without_optimizer(strangers, models) if gone else (), strict=False)
-        return
-    for parameter in gone:
-        for one in others:
-            fits = one.tensor.shape == parameter.shape and id(one.tensor) not in used
-            is_given = one.tensor.is_leaf and not (made and is_bound_after(made, one.path))
-            if fits and (one.origin == "module" or is_given or _comes_from(one.tensor, parameter)):
-                used.add(id(one.tensor))
-                yield parameter, one
-                break
-
-
-def _is_reached(tensor: torch.Tensor) -> bool:
-    return not tensor.is_leaf or tensor.grad is not None
-
-
-def _without_optimizer(strangers: list[Found], models: set[str]) -> list[Found]:
-    """The ``strangers`` in one of the models that no live optimizer has; optimizers are searched only if needed."""
-    inside = [one for one in strangers if _model_of(one) in models]
-    held = set(map(id, _torch.parameters_of(*naming.optimizers_alive()))) if inside else set()
-    return [one for one in inside if id(one.tensor) not in held]
-
-
-def _model_of(found: Found) -> str:
-    return found.path.partition(".")[0].partition("[")[0]
-
 
 def _names(tensors: list[torch.Tensor], frame: FrameType) -> dict[int, str]:
     """The expressions by which the program holds the tensors, by ``id``; a name in a module comes first."""
@@ -412,9 +259,3 @@ def _names(tensors: list[torch.Tensor], frame: FrameType) -> dict[int, str]:
         if known is None or (known.origin != "module" and one.origin == "module"):
             found[id(one.tensor)] = one
     return {key: one.path for key, one in found.items()}
-
-
-def _comes_from(tensor: torch.Tensor, leaf: torch.Tensor) -> bool:
-    order = walk.engine_order([tensor.grad_fn]) if tensor.grad_fn is not None else []
-    children = (child for node in order[:1_000] for child, _ in node.next_functions)
-    return any(getattr(child, "variable", None) is leaf for child in children)
