@@ -226,7 +226,10 @@ def test_views_that_are_read_before_the_write_stay(program):
     """)
     labels = (("created", None, (at(file, 1),)), ("written", "mul_", (at(file, 3),)))
     found = views.views_after_write(diagnosis("view_base_written", *labels))
-    assert [fix.kind for fix in found] == ["out_of_place"]
+    assert patched(found, file) == [
+        "left, right = x.unbind(1)\nprint(left)\nx = x.mul(0.5)\nleft, right = x.unbind(1)\n",
+        "left, right = x.unbind(1)\nprint(left)\nx = x.mul(0.5)\n",
+    ]
 
 
 NEURON = """

@@ -67,9 +67,12 @@ OUT_OF_PLACE = [
     ("x = x.clamp_(min=1.2)", "clamp_", "x = x.clamp(min=1.2)"),
     ("z = x.add_(1)\nw = x + z", "add_", "z = x = x.add(1)"),
     ("z = x.add_(1)", "add_", "z = x.add(1)"),
-    ("z = torch.exp(x.relu_() + y)\nw = x + 1", "relu_", "z = torch.exp((x := x.relu()) + y)"),
+    ("z = torch.exp(x.relu_() + y)\nw = x + 1", "relu_", "x = x.relu()\nz = torch.exp(x + y)"),
+    ("z = y.exp() * x.relu_()\nw = x + 1", "relu_", "z = y.exp() * (x := x.relu())"),
+    ("d = {'k': x.clone()}\nz = d['k'].exp_() + y\nw = d['k']", "exp_", "d['k'] = d['k'].exp()\nz = d['k'] + y"),
+    ("z = box.h.exp_().sum() + y\nw = box.h", "exp_", "box.h = box.h.exp()\nz = box.h.sum() + y"),
     ("z = torch.exp(x.relu_() + y)", "relu_", "z = torch.exp(x.relu() + y)"),
-    ("x.add_(1).view(-1).mul_(2)\nw = x + 1", "add_", "(x := x.add(1)).view(-1).mul_(2)"),
+    ("x.add_(1).view(-1).mul_(2)\nw = x + 1", "add_", "x = x.add(1)\nx.view(-1).mul_(2)"),
     ("box.h.zero_()", "zero_", "box.h = torch.zeros_like(box.h)"),
     ("x.fill_(-2.5)", "fill_", "x = torch.full_like(x, -2.5)"),
     ("x.fill_(y[0, 0])", "fill_", "x = torch.empty_like(x).fill_(y[0, 0])"),
@@ -89,7 +92,7 @@ OUT_OF_PLACE = [
     ("buf = torch.empty(3, 3)\nz = torch.add(x, y, out=buf)\nw = buf + z", "add", "z = buf = torch.add(x, y)"),
     ("def f(q):\n    q.mul_(2)  #!\n    return q\nz = f(x.clone())", "mul_", "    q = q.mul(2)  #!"),
     ("def f(q):\n    return q.mul_(2)  #!\nz = f(x.clone())", "mul_", "    return q.mul(2)  #!"),
-    ("z = 0\nfor i in range(3):\n    z = x.mul_(2) + z  #!", "mul_", "    z = (x := x.mul(2)) + z  #!"),
+    ("z = 0\nfor i in range(3):\n    z = x.mul_(2) + z  #!", "mul_", "    x = x.mul(2)\n    z = x + z  #!"),
     ("z = [q.mul_(2) for q in (x.clone(), y.clone())]", "mul_", "z = [q.mul(2) for q in (x.clone(), y.clone())]"),
 ]
 NOT_OUT_OF_PLACE = [

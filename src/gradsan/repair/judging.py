@@ -272,8 +272,7 @@ def _places(role: str, fault: Diagnosis, patch: Patch, *, unchanged: bool = Fals
 
 
 COST_TOLERANCE = 0.02
-"""Costs closer than this to those of the leanest fix count as equal, so that a copy of little does not outweigh a
-larger change."""
+"""Costs closer than this to those of the leanest fix are equal: a copy of little does not outweigh a larger change."""
 DEAR = 1.25
 """Times the cost of the leanest fix of the same training from which on a smaller edit does not outweigh it: a copy of
 the whole in every round of a loop."""
@@ -393,7 +392,8 @@ def _rank(tried: Tried, named: int, was_refused: bool) -> tuple[object, ...]:
         0 if is_preserved and not was_refused else named,
         0.0 if is_preserved else verification.gradient_difference or 0.0,
         is_preserved and max(time, memory) > DEAR,
-        tried.patch.size,
+        # ``x = x.exp()`` in a line of its own leaves nothing to copy.
+        1 if tried.fix.kind == "out_of_place" and tried.patch.splits else tried.patch.size,
         int(cost / COST_TOLERANCE),
     )
 

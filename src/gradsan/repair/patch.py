@@ -78,8 +78,16 @@ class Patch:
     @property
     def size(self) -> int:
         """The number of changed lines; a replaced line counts once."""
+        return max(self._rows("+"), self._rows("-"))
+
+    @property
+    def splits(self) -> bool:
+        """Whether one line has become two, and nothing else is changed."""
+        return (self._rows("-"), self._rows("+")) == (1, 2)
+
+    def _rows(self, sign: str) -> int:
         rows = [row for row in self.diff(None).split("\n") if row[:3] not in ("+++", "---")]
-        return max(sum(row[:1] == "+" for row in rows), sum(row[:1] == "-" for row in rows))
+        return sum(row[:1] == sign for row in rows)
 
 
 def _changed(file: str, content: bytes | None, changes: Mapping[int, str]) -> bytes:

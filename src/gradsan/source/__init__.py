@@ -80,7 +80,7 @@ _NAMES = {
     "rewrite.out_of_place": (
         "argument_out_of_place out_of_place recorded result_out_of_place written_for_caller written_for_others"
     ),
-    "rewrite.renewing": "run_again run_again_for_next_round run_again_for_state view_again",
+    "rewrite.renewing": "computed_before_rounds run_again run_again_for_next_round run_again_for_state view_again",
     "rewrite.scatter": "element_out_of_place part_out_of_place",
     "rewrite.suggest": (
         "clone_at_save clone_before detach_at drop_keyword has_keyword inplace_false switch_on_before undone "

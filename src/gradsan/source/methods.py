@@ -33,6 +33,16 @@ MAKING_NEW = _words(
     sign sin sinh softmax sqrt square std sub sum tan tanh var where"""
 )
 
+# Functions of torch and torch.nn.functional that do so, too; as methods of an object they may be a module's layers.
+FUNCTIONS_MAKING_NEW = _words(
+    """addbmm addcdiv addcmul addmv addr baddbmm bilinear bincount cat cdist concat conv1d conv2d conv3d
+    conv_transpose1d conv_transpose2d conv_transpose3d cosine_similarity cross cross_entropy dot embedding empty
+    empty_like full full_like gather group_norm hstack huber_loss hypot index_select kl_div kron l1_loss layer_norm
+    lerp linear logaddexp mse_loss mv nan_to_num normalize ones ones_like outer pairwise_distance pdist rand
+    rand_like randn randn_like repeat_interleave roll scaled_dot_product_attention smooth_l1_loss stack tril triu
+    vstack zeros zeros_like"""
+)
+
 # The operations under which ``x[i] = v`` reaches PyTorch's dispatcher.
 SETITEM_OPS = _words("__setitem__ copy_ fill_ index_put_ _index_put_impl_ masked_fill_ masked_scatter_ index_fill_")
 # Operations run by modules and functionals with ``inplace=True``.

@@ -79,29 +79,35 @@ def attribute_owner(frame: Frame) -> str | None:
     return None
 
 
-def reads_gradient(frame: Frame, *, or_beside: bool = False) -> bool:
+def reads_gradient(frame: Frame, *, or_beside: bool = False, followed: bool = False) -> bool:
     """Whether the statement at ``frame`` is an update: it reads some ``.grad``, or a name that denotes a gradient.
 
     Or a result of ``autograd.grad``, unless that has a graph of its own. With ``or_beside``, also where another
-    statement of the block does, and writes the same variable: the noise of Langevin dynamics.
+    statement of the block does, and writes the same variable: the noise of Langevin dynamics. ``followed``: or a value
+    that was computed from gradients, as the velocity of momentum.
     """
     statement = statement_at(frame)
     if statement is None:
         return False
     written = writes_beside(statement.source, statement.node) if or_beside else [statement.node]
-    nodes = [part for one in written for part in header_nodes(one)]
-    names = {node.id for node in nodes if isinstance(node, ast.Name)}
-    if any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in nodes):
+    parts = [part for one in written for part in header_nodes(one)]
+    names = {node.id for node in parts if isinstance(node, ast.Name)}
+    if any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in parts) or any(map(is_gradient, names)):
         return True
-    if any(map(is_gradient, names)):
-        return True
-    scope = statement.function or statement.source.module
-    made = (one for one in ast.walk(scope) if isinstance(one, ast.Assign) and names & set(assigned_names(one)))
-    calls = (one for node in made for one in ast.walk(node.value) if isinstance(one, ast.Call))
-    return any(
-        leaf_name(call.func) == "grad" and all(keyword.arg != "create_graph" for keyword in call.keywords)
-        for call in calls
-    )
+    made = [one for one in ast.walk(statement.function or statement.source.module) if isinstance(one, ast.Assign)]
+    for _ in range(_STEPS_BACK if followed else 1):
+        parts = [part for one in made if names & set(assigned_names(one)) for part in ast.walk(one.value)]
+        if any(_gives_gradient(part, statement.source) for part in parts if followed or isinstance(part, ast.Call)):
+            return True
+        names |= {part.id for part in parts if isinstance(part, ast.Name)}
+    return False
+
+
+def _gives_gradient(node: ast.AST, source: SourceFile) -> bool:
+    """Whether ``node`` calls ``autograd.grad`` for no graph of its own, or reads some ``.grad``."""
+    if isinstance(node, ast.Call):
+        return leaf_name(node.func) == "grad" and all(keyword.arg != "create_graph" for keyword in node.keywords)
+    return isinstance(node, ast.Attribute) and node.attr == "grad" and source.parents[node][1] != "func"
 
 
 def computes_with_result(frame: Frame, op: str) -> bool:

@@ -20,7 +20,7 @@ from typing import Literal
 
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
-from gradsan.diagnose.failures import parts
+from gradsan.diagnose.failures import parts, statements
 from gradsan.diagnose.needs import op_name
 from gradsan.model import Clue, Diagnosis, Failure, Fix, Lines, Message, NamedTensor, Severity
 
@@ -219,23 +219,30 @@ def graph_rules(failure: Failure) -> Diagnosis | None:
         **failure.values,
     }
     fixes = rule.fixes
+    before = None if frame is None or failure.row != "unused_in_graph" else source.computed_before_rounds(frame)
     if failure.row == "unused_in_graph" and tensor is not None and tensor.values.get("rebased"):
         fixes = (("take_before_write", "preserved"), *fixes)
+    elif before is not None:
+        values["loss"] = before[0]
     return parts.diagnosis(
         failure,
         rule.code,
         rule.slug,
         values=values,
         severity=rule.severity,
-        explanation=_explanation(failure, rule),
+        explanation=_explanation(failure, rule, is_before=before is not None),
         labels=(
             *parts.label_of(failure.clue("definition"), "note", "label.backward_defined", values),
+            *(() if before is None else statements.at_frame("created", before[1], _once(before[0]))),
             *parts.label_of(node, "created", "label.forward_of_function", values),
             *parts.label_of(failure.clue("rebased"), "written", "label.rebased_here", values),
             *parts.used(failure, f"label.{rule.label}", values),
         ),
         tensor=_tensor(failure, name),
-        fixes=tuple(parts.fix(kind, meaning, values, lines=_lines(failure, kind, name)) for kind, meaning in fixes),
+        fixes=(
+            *(() if before is None else _each_round(values)),
+            *(parts.fix(kind, meaning, values, lines=_lines(failure, kind, name)) for kind, meaning in fixes),
+        ),
         notes=() if rule.note is None else (Message(f"note.{rule.note}"),),
     )
 
@@ -258,7 +265,15 @@ def _lines(failure: Failure, kind: str, name: str | None) -> Lines:
     return tuple(line for change in changes for line in source.changed_lines(frame.file, change))
 
 
-def _explanation(failure: Failure, rule: Rule) -> str:
+def _once(loss: str) -> Message:
+    return Message("label.built_once", {"name": loss})
+
+
+def _each_round(values: Mapping[str, object]) -> tuple[Fix, ...]:
+    return (parts.fix("recompute_forward", "changed", values, summary="help.loss_each_round"),)
+
+
+def _explanation(failure: Failure, rule: Rule, *, is_before: bool) -> str:
     """The key of the explanation; some rows have several."""
     ending = ""
     if failure.row == "output_not_scalar":
@@ -267,7 +282,8 @@ def _explanation(failure: Failure, rule: Rule) -> str:
         ending = "_plain"
     elif failure.row == "unused_in_graph":
         tensor = failure.clue("input")
-        ending = "_rebased" if tensor is not None and tensor.values.get("rebased") else ""
+        is_rebased = tensor is not None and tensor.values.get("rebased")
+        ending = "_rebased" if is_rebased else "_earlier" if is_before else ""
     return f"explanation.{rule.slug}{ending}"
 
 

@@ -212,7 +212,7 @@ def _purpose(failure: Failure) -> str:
     # An update by gradients with a graph of their own is part of the training: the inner step of MAML.
     if facts.get("value_learns"):
         return "computation"
-    if frame is not None and source.reads_gradient(frame, or_beside=True):
+    if frame is not None and source.reads_gradient(frame, or_beside=True, followed=True):
         return "update"
     in_setup = frame is not None and heuristics.sets_up(frame.function)
     if not in_setup and facts.get("is_leaf") is not False and _is_taken(failure):
@@ -266,7 +266,7 @@ def _fixes(failure: Failure, purpose: str, values: Mapping[str, object]) -> tupl
     if purpose == "update":
         frame, target = failure.site.user_frame, failure.clue("target")
         # Noise beside an update by gradients may also be added to a new tensor, as long as nothing trains the old one.
-        is_noise = frame is not None and target is not None and not source.reads_gradient(frame)
+        is_noise = frame is not None and target is not None and not source.reads_gradient(frame, followed=True)
         also = new if is_noise and target is not None and not target.values.get("is_parameter") else ()
         return (outside, *also, parts.fix("optimizer_step", "preserved", values))
     if purpose == "initialisation":

@@ -8,6 +8,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 
 from gradsan.model import Diagnosis, Fix, Label, Lines
 from gradsan.repair.fixes import _blocks as blocks
@@ -54,7 +55,7 @@ def recompute_forward(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     return tuple(blocks.fix("recompute_forward", lines, words) for lines in found)
 
 
-_REBUILT_CAUSES = blocks.STEPPED | {"graph_built_once", "same_loss_twice", blocks.SHARED}
+_REBUILT_CAUSES = blocks.STEPPED | {"graph_built_once", "same_loss_twice", "input_not_in_graph", blocks.SHARED}
 
 
 def rebuild_in_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
@@ -69,7 +70,12 @@ def rebuild_in_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     found: list[Fix] = []
     notes = blocks.labels(diagnosis, "note")
     begun = next((one for one in notes if one.message.key == "label.built_once_before"), None)
-    for made in blocks.labels(diagnosis, "bridge", "created" if silent is not None else "saved"):
+    is_of_loop = diagnosis.cause == "input_not_in_graph"
+    for made in blocks.labels(diagnosis, "bridge", "created" if silent is not None or is_of_loop else "saved"):
+        if is_of_loop:
+            # What the loss is computed from is what the rounds change: made anew, they would begin again.
+            found += [one for one in islice(_moved(made, used, begun), 1) if one is not None]
+            continue
         for fix in (*_moved(made, used, begun), _into_function(made, used), _as_property(made), _without_cache(made)):
             if fix is not None and fix not in found:
                 found.append(fix if silent is None else replace(fix, kind=silent.kind))

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 from gradsan.model import Diagnosis, Fix, Lines
 from gradsan.repair.fixes import _blocks as blocks
-from gradsan.source.change import Change, Edit, text_with
+from gradsan.source.change import Change, Edit, changed_lines, text_with
 from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import statement_at
 from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.rewrite.out_of_place import out_of_place
+from gradsan.source.rewrite.suggest import clone_before
 from gradsan.source.tree import SourceFile, indentation_of
 
 _SAFE_TO_READ_TWICE = (ast.Name, ast.Attribute)
@@ -156,18 +157,22 @@ def views_after_write(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     if diagnosis.cause != "view_base_written" or len(written) != 1:
         return ()
     frame = written[0].frame
-    statement = statement_at(frame)
-    new = None if statement is None else out_of_place(frame, written[0].op or "")
+    op = written[0].op or ""
+    new = out_of_place(frame, op) or clone_before(frame, op)
     pair = None if made is None else blocks.in_one_block(made, written[0])
     found: list[Fix] = []
     if pair is not None and _may_swap(*pair):
         found.append(_moved(*pair, None))
         if new is not None:
             found.append(_moved(*pair, new))
-    if new is not None and statement is not None:
-        gone = dict.fromkeys(range(new.line + 1, new.line + len(new.old.split("\n"))), "")
-        lines = blocks.lines_changed(statement.source, {**gone, new.line: new.new})
-        found.append(blocks.fix("out_of_place", lines, "base_out_of_place"))
+    elif pair is not None and new is not None and _may_repeat(*pair):
+        text = blocks.text_of(pair[0].source, pair[0].statement)
+        end = pair[1].source.span(pair[1].statement).end_line
+        texts = blocks.texts_of(pair[1].source, new)
+        texts[end] = f"{texts.get(end, pair[1].source.lines[end - 1])}\n{text}"
+        found.append(blocks.fix("out_of_place", blocks.lines_changed(pair[1].source, texts), "base_first"))
+    if new is not None:
+        found.append(blocks.fix("out_of_place", changed_lines(frame.file, new), "base_out_of_place"))
     return tuple(found)
 
 
@@ -183,11 +188,21 @@ def _may_swap(made: blocks.Placed, written: blocks.Placed) -> bool:
     return not (blocks.names_read(between) & views) and not (bound & (views | base))
 
 
+def _may_repeat(made: blocks.Placed, written: blocks.Placed) -> bool:
+    """Whether the views can be made again after the write: nothing since has bound them or what they are made from."""
+    if made.index >= written.index or not isinstance(made.statement, ast.Assign):
+        return False
+    if not all(is_whole_lines(place.source, place.statement) for place in (made, written)):
+        return False
+    bound = {name for node in made.block[made.index + 1 : written.index] for name in blocks.names_bound(node)}
+    return not bound & (blocks.names_bound(made.statement) | blocks.names_read([made.statement]))
+
+
 def _moved(made: blocks.Placed, written: blocks.Placed, new: Change | None) -> Fix:
     source, span = made.source, made.source.span(written.statement)
     text = blocks.text_of(source, written.statement)
     if new is not None:
-        text = new.new
+        text = new.new if new.old else f"{new.new}\n{text}"
     changes = {
         **blocks.removed(source, made.statement),
         **dict.fromkeys(range(span.line, span.end_line + 1), ""),

@@ -19,6 +19,7 @@ from gradsan.source.identifiers import (
 from gradsan.source.locate import expressions_at
 from gradsan.source.methods import (
     CHANGING_METADATA,
+    FUNCTIONS_MAKING_NEW,
     MAKING_NEW,
     OVERWRITING,
     WITHOUT_COUNTERPART,
@@ -26,8 +27,9 @@ from gradsan.source.methods import (
     same_operation,
 )
 from gradsan.source.rewrite.rebinding import (
+    bound_ahead,
+    bound_to_result,
     can_rebind,
-    is_read_afterwards,
     is_written_for_caller,
     is_written_for_others,
     notes_on_rebinding,
@@ -105,9 +107,11 @@ def _is_just_made(source: SourceFile, node: ast.expr) -> bool:
     if not isinstance(node, ast.Call) or any(keyword.arg in ("out", "inplace") for keyword in node.keywords):
         return False
     is_torch = (dotted_path(source, node.func) or "").startswith("torch.")
+    if is_torch:
+        return leaf_name(node.func) in MAKING_NEW | FUNCTIONS_MAKING_NEW
     # ``self.norm(x)`` is a module's or a method of the user's own.
     is_method = isinstance(node.func, ast.Attribute) and leaf_name(node.func.value) != "self"
-    return leaf_name(node.func) in MAKING_NEW and (is_torch or is_method)
+    return is_method and leaf_name(node.func) in MAKING_NEW
 
 
 def result_out_of_place(frame: Frame, op: str) -> Change | None:
@@ -259,52 +263,11 @@ def _call(source: SourceFile, call: ast.Call, target: ast.expr) -> Change | None
         return None
     top, name = rewritten.outermost, source.text(target)
     notes = notes_on_rebinding(source, target)
-    binding = _bind(source, top, target, name)
-    return None if binding is None else edited(source, [*rewritten.edits, *binding], _KIND, notes)
-
-
-def _bind(source: SourceFile, top: ast.Call, target: ast.expr, name: str) -> list[Edit] | None:
-    """The edits that bind ``name`` to the value of ``top``; empty where the name is not read afterwards."""
-    parent, _ = source.parents[top]
-    span = source.span(top)
-    if isinstance(parent, ast.Expr):
-        head = source.indent(span)
-        column = len(head) - len(head.lstrip(" \t")) + 1 if not head.strip(" \t(") else span.column
-        return [Edit.insert(span.line, column, f"{name} = ")] if can_rebind(source, target) else None
-    if isinstance(parent, ast.Assign):
-        if any(chain_key(one) == chain_key(target) for one in parent.targets):
-            return []
-        if not is_read_afterwards(source, target, top):
-            return []
-        last = source.span(parent.targets[-1])
-        between = source.slice(Span(last.end_line, last.end_column, span.line, span.column))
-        if not can_rebind(source, target) or between.strip() != "=":
-            return None
-        return [Edit.before(span, f"{name} = ")]
-    comprehensions = [around for around, _ in source.ancestors(top) if hasattr(around, "generators")]
-    if any(isinstance(source.parents[around][0], ast.Expr) for around in comprehensions):
-        return None  # a comprehension run for its effect alone would have none left
-    if not is_read_afterwards(source, target, top):
-        return []
-    is_once = not any(isinstance(around, ast.Lambda | ast.ClassDef) for around, _ in source.ancestors(top))
-    if not isinstance(target, ast.Name) or not is_once or comprehensions or not can_rebind(source, target):
-        return None
-    if _is_read_before(source, top, target):
-        return None
-    return [Edit.before(span, f"({name} := "), Edit.after(span, ")")]
-
-
-def _is_read_before(source: SourceFile, top: ast.Call, target: ast.Name) -> bool:
-    """Whether the statement reads the name before the write, and so sees the written values through that reference."""
-    statement = source.statement(top)
-    inside = set(ast.walk(top))
-    return statement is not None and any(
-        isinstance(node, ast.Name)
-        and node.id == target.id
-        and node not in inside
-        and source.span(node) < source.span(top)
-        for node in ast.walk(statement)
-    )
+    binding = bound_to_result(source, top, target, name)
+    if binding is not None:
+        return edited(source, [*rewritten.edits, *binding], _KIND, notes)
+    ahead = bound_ahead(source, top, target, text_with(source, source.span(top), rewritten.edits))
+    return None if ahead is None else edited(source, ahead, _KIND, notes)
 
 
 def _rewrite_chain(source: SourceFile, call: ast.Call) -> _Rewritten | None:

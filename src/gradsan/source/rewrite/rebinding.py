@@ -11,7 +11,7 @@ from gradsan.source.change import Change, Edit, edited
 from gradsan.source.flow import is_still_argument
 from gradsan.source.identifiers import bindings_of, binds, chain_key, constant_key, leaf_name, local_nodes, parameters
 from gradsan.source.targets import aliased_expression
-from gradsan.source.tree import FunctionNode, SourceFile
+from gradsan.source.tree import FunctionNode, SourceFile, Span
 from gradsan.source.writing import written_root
 
 _Loop: TypeAlias = ast.For | ast.AsyncFor | ast.While | ast.comprehension
@@ -281,6 +281,81 @@ def _pairs(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 def _names_in(target: ast.expr) -> set[str]:
     return {node.id for node in ast.walk(target) if isinstance(node, ast.Name)}
+
+
+def bound_to_result(source: SourceFile, top: ast.Call, target: ast.expr, name: str) -> list[Edit] | None:
+    """The edits that bind ``name`` to the value of ``top``; empty where the name is not read afterwards."""
+    parent, _ = source.parents[top]
+    span = source.span(top)
+    if isinstance(parent, ast.Expr):
+        head = source.indent(span)
+        column = len(head) - len(head.lstrip(" \t")) + 1 if not head.strip(" \t(") else span.column
+        return [Edit.insert(span.line, column, f"{name} = ")] if can_rebind(source, target) else None
+    if isinstance(parent, ast.Assign):
+        if any(chain_key(one) == chain_key(target) for one in parent.targets):
+            return []
+        if not is_read_afterwards(source, target, top):
+            return []
+        last = source.span(parent.targets[-1])
+        between = source.slice(Span(last.end_line, last.end_column, span.line, span.column))
+        if not can_rebind(source, target) or between.strip() != "=":
+            return None
+        return [Edit.before(span, f"{name} = ")]
+    comprehensions = [around for around, _ in source.ancestors(top) if hasattr(around, "generators")]
+    if any(isinstance(source.parents[around][0], ast.Expr) for around in comprehensions):
+        return None  # a comprehension run for its effect alone would have none left
+    if not is_read_afterwards(source, target, top):
+        return []
+    is_once = not any(isinstance(around, ast.Lambda | ast.ClassDef) for around, _ in source.ancestors(top))
+    if not isinstance(target, ast.Name) or not is_once or comprehensions or not can_rebind(source, target):
+        return None
+    if _is_read_before(source, top, target) or _runs_first(source, top):
+        return None
+    return [Edit.before(span, f"({name} := "), Edit.after(span, ")")]
+
+
+def bound_ahead(source: SourceFile, top: ast.Call, target: ast.expr, value: str) -> list[Edit] | None:
+    """``x = x.exp()`` in a line before the statement ``z = x.exp_() + y``, which then reads ``x``."""
+    statement = source.statement(top)
+    if statement is None or not _runs_first(source, top) or not can_rebind(source, target):
+        return None
+    whole, name = source.span(statement), source.text(target)
+    indent = source.indent(whole)
+    if indent.strip() or _is_read_before(source, top, target):
+        return None
+    return [Edit.before(whole, f"{name} = {value}\n{indent}"), Edit(source.span(top), name)]
+
+
+_NOT_ONCE = (ast.Lambda, ast.IfExp, ast.BoolOp, ast.NamedExpr, ast.JoinedStr)
+"""What need not evaluate all of its parts, or binds some of them itself."""
+
+
+def _runs_first(source: SourceFile, top: ast.Call) -> bool:
+    """Whether nothing else of the statement is called before ``top``, which runs once in it, whatever happens."""
+    statement = source.statement(top)
+    around, inside = [parent for parent, _ in source.ancestors(top)], set(ast.walk(top))
+    if not isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Expr | ast.Return):
+        return False
+    if any(isinstance(one, _NOT_ONCE) or hasattr(one, "generators") for one in around):
+        return False
+    calls = (one for one in ast.walk(statement) if isinstance(one, ast.Call | ast.Await | ast.NamedExpr))
+    return all(one in inside or one in around or source.span(one) > source.span(top) for one in calls)
+
+
+def _is_read_before(source: SourceFile, top: ast.Call, target: ast.expr) -> bool:
+    """Whether the statement reads the target before the write, and so sees the written values through that reference.
+
+    An assignment to a part of it comes after the write.
+    """
+    statement, name = source.statement(top), source.text(target)
+    inside = set(ast.walk(top))
+    return statement is not None and any(
+        isinstance(node, type(target))
+        and source.text(node) == name
+        and node not in inside
+        and source.span(node) < source.span(top)
+        for node in ast.walk(statement)
+    )
 
 
 _NAMES_OF_VALUES = ("value", "new_value", "written_value")

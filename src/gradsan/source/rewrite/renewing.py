@@ -20,8 +20,28 @@ from gradsan.source.rewrite.moving import (
     names_read,
     until_apart,
 )
-from gradsan.source.tree import SourceFile
+from gradsan.source.tree import SourceFile, header_nodes
 from gradsan.source.writing import definition_of
+
+
+def computed_before_rounds(frame: Frame) -> tuple[str, Frame] | None:
+    """The loss that ``autograd.grad`` at ``frame`` differentiates in a loop, and where it was computed before the loop.
+
+    None unless the loop binds what the gradient is asked for anew, after that call: from its second round on, the loss
+    was computed from other tensors.
+    """
+    statement = statement_at(frame)
+    calls = [] if statement is None else [one for one in header_nodes(statement.node) if isinstance(one, ast.Call)]
+    asked = [one for one in calls if leaf_name(one.func) == "grad" and one.args]
+    if statement is None or len(asked) != 1 or not statement.loops:
+        return None
+    loss, inputs = asked[0].args[0], [*asked[0].args[1:2], *(one.value for one in asked[0].keywords)]
+    loop, made = statement.loops[-1], definition_of(frame, chain_key(loss) or "")
+    later = [one for one in loop.body if isinstance(one, ast.Assign) and one.lineno > statement.node.lineno]
+    wanted = {one.id for value in inputs for one in ast.walk(value) if isinstance(one, ast.Name)}
+    if made is None or made.is_loop or not wanted & {name for one in later for name in names_bound([one])}:
+        return None
+    return None if loop.lineno <= made.frame.line else (ast.unparse(loss), made.frame)
 
 
 def run_again(

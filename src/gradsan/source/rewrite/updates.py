@@ -208,9 +208,10 @@ def steps_again(used: Sequence[Frame], updated: Sequence[Frame]) -> bool:
 
 
 def stands_before_its_backward(used: Sequence[Frame], updated: Sequence[Frame]) -> bool:
-    """Whether the step that updated stands before the only backward of its file, in one block with it.
+    """Whether the step that updated stands before the backward that it belongs to, in one block with it.
 
-    Then the gradients it steps with are those of the same backward in the round before: no other loss has any.
+    That is the only backward of the file: then the gradients it steps with are those of the same backward in the round
+    before. Or the one before which the same optimizer has cleared gradients, while the others clear before they step.
     Both are stacks of the user's frames, outermost first.
     """
     above, below = until_apart(used, updated)
@@ -220,10 +221,39 @@ def stands_before_its_backward(used: Sequence[Frame], updated: Sequence[Frame]) 
     for source, block, node in blocks_around(above):
         for other, step in steps:
             if other is block and block.index(step) < block.index(node):
-                return [one for one in source.nodes if _gives_gradients(one)] == [
-                    one for one in ast.walk(node) if _gives_gradients(one)
-                ][:1]
+                calls = [one for one in ast.walk(node) if _gives_gradients(one)]
+                is_only = [one for one in source.nodes if _gives_gradients(one)] == calls[:1]
+                return is_only or (len(calls) == 1 and _is_cleared_for(block, step, node, _stepping(below[-1]) or ""))
     return False
+
+
+def _is_cleared_for(block: list[ast.stmt], step: ast.stmt, backward: ast.stmt, optimizer: str) -> bool:
+    """Whether the optimizer steps, clears, and then lets the backward run, of which no other step takes the gradients.
+
+    That is the first backward of the block, and no step comes next. Or all others clear before they step, and the one
+    that steps next has a backward of its own since.
+    """
+    first, last = block.index(step), block.index(backward)
+    calls = [
+        (index, one.func.attr, ast.unparse(one.func.value))
+        for index, node in enumerate(block)
+        for one in ast.walk(node)
+        if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute)
+    ]
+    backwards = [index for index, name, _ in calls if name == "backward"]
+    stepping = [(index, owner) for index, name, owner in calls if name == "step"]
+    cleared = {owner: index for index, name, owner in reversed(calls) if name == "zero_grad"}
+    if [owner for _, owner in stepping].count(optimizer) != 1 or any(first < index < last for index in backwards):
+        return False
+    if not first <= cleared.get(optimizer, -1) < last:
+        return False
+    until = min((index for index in backwards if index > last), default=len(block))
+    following = next((owner for index, owner in stepping if last < index < until), None)
+    if min(backwards) == last:
+        return following is None
+    others = [(index, owner) for index, owner in stepping if owner != optimizer and owner in cleared]
+    is_before = bool(others) and all(cleared[owner] < index for index, owner in others)
+    return is_before and (following is None or any(cleared.get(following, last) <= one < first for one in backwards))
 
 
 def _gives_gradients(node: ast.AST) -> bool:
