@@ -44,7 +44,7 @@ from gradsan.detect.one_tensor.kept_references import KeptReferences
 from gradsan.detect.one_tensor.kept_states import KeptStates
 from gradsan.detect.one_tensor.own_operands import OwnOperands
 from gradsan.detect.one_tensor.second_names import SecondNames
-from gradsan.detect.prescan import Prescan, way_of
+from gradsan.detect.prescan import Prescan, bypass_of
 from gradsan.detect.wrapped import Wrapped
 from gradsan.errors.watched import WatchedErrors
 from gradsan.graph import self_check, walk
@@ -280,7 +280,7 @@ class Watching:
             deviation=deviation,
             healed=healed,
             bypass=self.emptied.bypass(kept.alias, kept.clock)
-            or way_of(self.uncounted, self.exports, kept.changed_part or kept),
+            or bypass_of(self.uncounted, self.exports, kept.changed_part or kept),
             node=node,
         )
 

@@ -196,7 +196,7 @@ def test_a_conflict_under_the_programs_hooks_is_silent(file: str) -> None:
 
 def test_the_line_that_hands_out_memory_is_not_the_write(file: str) -> None:
     bypass = Write(2, at(file, 2), "numpy", "outside", None, None, 6)
-    (found,) = diagnose(Evidence((conflict(file, writes=(bypass,), raised=False, way="memory_alias"),)))
+    (found,) = diagnose(Evidence((conflict(file, writes=(bypass,), raised=False, bypass="memory_alias"),)))
     assert found.code == "GS203"
     assert [label.message.key for label in found.labels if label.role == "written"] == ["label.written.outside"]
 

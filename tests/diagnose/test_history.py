@@ -4,7 +4,7 @@ import dataclasses
 import json
 
 from forked import run_forked
-from gradsan.diagnose.build import EVENTS_KEPT, events_of, folded, joined, way_of
+from gradsan.diagnose.build import EVENTS_KEPT, events_of, folded, joined, path_of
 from gradsan.diagnose.facts import examine
 from gradsan.model import (
     Bridge,
@@ -111,7 +111,7 @@ def test_one_finding_met_twice_has_each_event_once():
 
 
 def way(**more):
-    return [(path_node.kind, path_node.name) for path_node in way_of(examine(conflict(**more)))]
+    return [(path_node.kind, path_node.name) for path_node in path_of(examine(conflict(**more)))]
 
 
 def test_the_way_without_a_crossing_has_a_gap():
@@ -153,7 +153,7 @@ def test_the_way_has_its_nodes_and_the_bridge_where_they_cross():
     bridge = Bridge("AddBackward0", "CatBackward0", "h")
     nodes = passed("MeanBackward0", "CatBackward0", "AddBackward0", "MulBackward0", younger=2)
     step = write(40, kind="step", op="SGD.step")
-    made = way_of(examine(conflict(step, bridge=bridge, passed=nodes)))
+    made = path_of(examine(conflict(step, bridge=bridge, passed=nodes)))
     assert [(one.kind, one.name) for one in made] == [
         ("loss", None),
         ("node", "MeanBackward0"),
@@ -162,13 +162,13 @@ def test_the_way_has_its_nodes_and_the_bridge_where_they_cross():
         ("node", "AddBackward0"),
         ("saved", "MulBackward0"),
     ]
-    assert [one.kind for one in way_of(examine(conflict(passed=nodes)))] == ["loss", *["node"] * 3, "saved"]
+    assert [one.kind for one in path_of(examine(conflict(passed=nodes)))] == ["loss", *["node"] * 3, "saved"]
 
 
 def test_the_way_over_an_update_has_a_bridge_and_another_has_none():
     bridge = Bridge("AddBackward0", "CatBackward0", "h")
     step = write(40, kind="step", op="SGD.step")
-    made = [(path_node.kind, path_node.name) for path_node in way_of(examine(conflict(step, bridge=bridge)))]
+    made = [(path_node.kind, path_node.name) for path_node in path_of(examine(conflict(step, bridge=bridge)))]
     assert made == [
         ("loss", None),
         ("gap", None),
@@ -178,10 +178,10 @@ def test_the_way_over_an_update_has_a_bridge_and_another_has_none():
         ("gap", None),
         ("saved", "MulBackward0"),
     ]
-    made = [path_node.kind for path_node in way_of(examine(conflict(write(40), bridge=bridge)))]
+    made = [path_node.kind for path_node in path_of(examine(conflict(write(40), bridge=bridge)))]
     assert "bridge" not in made
     near = Bridge("MulBackward0", "CatBackward0", "h")
-    assert [path_node.kind for path_node in way_of(examine(conflict(step, bridge=near)))] == [
+    assert [path_node.kind for path_node in path_of(examine(conflict(step, bridge=near)))] == [
         "loss",
         "gap",
         "node",
@@ -193,7 +193,7 @@ def test_the_way_over_an_update_has_a_bridge_and_another_has_none():
 def test_without_a_node_there_is_no_way():
     nameless = conflict()
     nameless = dataclasses.replace(nameless, save=dataclasses.replace(nameless.save, node=None))
-    assert way_of(examine(nameless)) == ()
+    assert path_of(examine(nameless)) == ()
 
 
 PROGRAM = """

@@ -143,23 +143,23 @@ class ChangedValues(Detector):
             if raw.clock < made.clock
             and ((write := ledger.as_write(raw)).region is None or overlap(info.region, write.region))
         ]
-        way, alias_site = CALLERS, None
+        bypass, alias_site = CALLERS, None
         if read.maker is None:
             site = symbolise(made.stack)
             touching = [one for one in touching if self._to_callers.has(*one, made.stack, site)]
         else:
-            way = UNRECORDED
+            bypass = UNRECORDED
             touching, alias_site = self._unrecorded(read, touching, logged, by_number, backward.thread)
         if not touching:
             return
         # Recorded writes count, too: a copy made before them is no evidence about the others.
-        compared = self._compared(read.alias, touching[0][0].clock, logged) if way == UNRECORDED else None
-        if compared == "same" or (compared is None and way == UNRECORDED and self._is_undecided(backward, touching)):
+        compared = self._compared(read.alias, touching[0][0].clock, logged) if bypass == UNRECORDED else None
+        if compared == "same" or (compared is None and bypass == UNRECORDED and self._is_undecided(backward, touching)):
             return
-        key = (way, touching[0][0].stack, made.stack, read.slot)
+        key = (bypass, touching[0][0].stack, made.stack, read.slot)
         written = tuple(write for _, write in touching)
         conflict = functools.partial(
-            self._conflict, backward, read, written, made, info, way, alias_site, sys._getframe(1), compared
+            self._conflict, backward, read, written, made, info, bypass, alias_site, sys._getframe(1), compared
         )
         if read.maker is None or self._findings.has(key):
             self._findings.add(key, conflict)
@@ -261,7 +261,7 @@ class ChangedValues(Detector):
         written: tuple[Write, ...],
         made: Any,
         info: Any,
-        way: str,
+        bypass: str,
         alias: Site | None,
         frame: FrameType,
         compared: Literal["same", "near", "different"] | None,
@@ -283,9 +283,9 @@ class ChangedValues(Detector):
             names=naming.names_of(read.alias, frame),
             root_sequence=backward.root_sequence,
             raised=False,
-            way=way,
+            bypass=bypass,
             alias_site=alias,
-            certain=way == UNRECORDED,
+            certain=bypass == UNRECORDED,
             compared=compared,
         )
 

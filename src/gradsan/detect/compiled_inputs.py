@@ -26,7 +26,7 @@ from gradsan.record.ledger import call_that_made
 from gradsan.record.log import logged_writes
 from gradsan.record.steps import BackwardRecord, RawBackward, read_backward
 
-WAY = "compiled_input"
+BYPASS = "compiled_input"
 _MOST_NODES = 1_000
 
 
@@ -95,7 +95,7 @@ class CompiledInputs(Detector):
             return
         conflict = self._conflict(backward, one, info, writes, frame)
         if conflict is not None:
-            key = (WAY, one.made.stack, one.slot, writes[0].op, str(writes[0].site.user_frame))
+            key = (BYPASS, one.made.stack, one.slot, writes[0].op, str(writes[0].site.user_frame))
             self._findings.add(key, functools.partial(_given, conflict))
 
     def _conflict(
@@ -111,7 +111,7 @@ class CompiledInputs(Detector):
             names=naming.names_of(one.tensor, frame),
             root_sequence=backward.root_sequence,
             raised=False,
-            way=WAY,
+            bypass=BYPASS,
         )
         # The graph's own writes are a part of its computation.
         outside = tuple(write for write in writes if not compiled.is_of_graph(write.site, one.node))

@@ -34,7 +34,7 @@ from gradsan.record.patches import Patches
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord
 
-WAY = "gathered_anew"
+BYPASS = "gathered_anew"
 """The slug of the cause, GS217."""
 _GATHERINGS_KEPT = 16
 """Per group; a forward that is older than these is no longer told from the next one."""
@@ -185,7 +185,7 @@ class Sharded(Detector):
             unexplained=stale.written.unexplained,
             root_sequence=backward.root_sequence,
             raised=False,
-            way=WAY,
+            bypass=BYPASS,
             alias_site=symbolise(used.stack),
         )
 

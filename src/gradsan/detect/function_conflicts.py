@@ -93,7 +93,7 @@ def of_kept(
         root_sequence=backward.root_sequence,
         raised=False,
         log_was_cut=core.lost_writes_after(kept.clock),
-        way=CONTEXT,
+        bypass=CONTEXT,
         alias_site=overwritten.bypass,
         function_site=None if kept.code is None else definition_site(kept.code),
     )
@@ -128,7 +128,7 @@ def of_unmarked(core: Log, steps: StepLog, backward: BackwardRecord, unmarked: U
         bridge=Bridge(older=unmarked.name, younger=use.name()),
         raised=False,
         log_was_cut=core.lost_writes_after(clock),
-        way=UNMARKED,
+        bypass=UNMARKED,
         alias_site=symbolise(unmarked.stack),
         function_site=None if unmarked.code is None else definition_site(unmarked.code),
     )

@@ -20,7 +20,7 @@ from torch.autograd.graph import Node
 from gradsan import _torch
 from gradsan.detect.exports import Exports
 from gradsan.detect.memory import Uncounted
-from gradsan.detect.prescan import way_of
+from gradsan.detect.prescan import bypass_of
 from gradsan.graph import conflicts, naming
 from gradsan.model import Conflict, Deviation, Region, Site, TensorInfo, Write
 from gradsan.originals import kept_conflicts
@@ -61,10 +61,10 @@ class _Packed(NamedTuple):
 
 
 class _Written(NamedTuple):
-    """Writes past the counter, their way, and its site."""
+    """Writes past the counter, how they passed it, and the site where that became possible."""
 
     writes: tuple[Write, ...]
-    way: str | None
+    bypass: str | None
     began: Site | None
     unchanged: bool = False
 
@@ -236,11 +236,11 @@ class HookedValues:
             changed=changed,
             deviation=deviation,
             healed=healed,
-            bypass=way_of(self._uncounted, self._exports, kept),
+            bypass=bypass_of(self._uncounted, self._exports, kept),
             node=node,
         )
         save = replace(found.save, slot=slot, is_output=bool(slot and slot.startswith("result")))
-        return replace(found, save=save, under_user_hooks=moved or found.way is None)
+        return replace(found, save=save, under_user_hooks=moved or found.bypass is None)
 
     def _written(self, save: HookedSave, memory: Memory, alias: torch.Tensor) -> _Written | None:
         """Return the writes to the memory since the save that no counter shows; None where there are none."""
@@ -260,7 +260,7 @@ class HookedValues:
             if bypass is not None:
                 compared = uncounted.snapshots.compared(alias, save.clock, [raw.clock for raw in raws])
                 same = _shares_storage(alias, memory) and compared == "same"
-                return _Written(writes, bypass.way, symbolise(bypass.stack), same)
+                return _Written(writes, bypass.kind, symbolise(bypass.stack), same)
         export = self._exports.changed_since(alias, save.clock, memory.copy, memory.storage)
         if export is None:
             return None
@@ -286,9 +286,9 @@ class HookedValues:
             names=naming.names_of(alias, sys._getframe(1)),
             root_sequence=backward.root_sequence if backward else None,
             raised=False,
-            under_user_hooks=written.way is None,
+            under_user_hooks=written.bypass is None,
             log_was_cut=core.lost_writes_after(save.clock),
-            way=written.way,
+            bypass=written.bypass,
             alias_site=written.began,
             unchanged=written.unchanged,
         )

@@ -329,9 +329,9 @@ def descended(samples: Iterable[Sample]) -> list[Sample]:
         for one, leaf in _living(samples):
             now = _some(leaf)
             if now.shape == one.values.shape:
-                way = now - one.values
+                moved = now - one.values
                 looked_at.append(one)
-                counts += [(way != 0).sum(), (way * one.gradient < 0).sum()]
+                counts += [(moved != 0).sum(), (moved * one.gradient < 0).sum()]
         numbers = _torch.numbers_of(counts)
     moved = [one for one, total in zip(looked_at, numbers[::2], strict=True) if total]
     against, total = sum(numbers[1::2]), sum(numbers[::2])

@@ -29,9 +29,9 @@ _COLLECTIVES = {"all_reduce": 0, "broadcast": 0, "reduce": 0, "scatter": 0, "all
 
 
 class Bypass(NamedTuple):
-    """A way by which memory can be written past the counter (slug of a GS2xx cause), its clock and stack."""
+    """How memory can be written past the counter (``kind``: the slug of a GS2xx cause), its clock and stack."""
 
-    way: str
+    kind: str
     clock: int
     stack: RawStack
 
@@ -73,7 +73,7 @@ class Uncounted(Detector):
         self.on_data_read: Callable[[Any], None] = lambda tensor: None
         """Called with a tensor whose ``.data`` is read."""
 
-    def open(self, holder: Any, way: str, stack: RawStack) -> int:
+    def open(self, holder: Any, kind: str, stack: RawStack) -> int:
         """Note that the memory of ``holder`` (a tensor or a storage) can be written past the counter from now on."""
         try:
             storage = holder.untyped_storage() if torch.is_tensor(holder) else holder
@@ -85,10 +85,10 @@ class Uncounted(Detector):
             self.prune()
             self._alive[key] = _torch.weak_storage(storage)
             # Other threads may read it at once.
-            self.bypasses[key] = [Bypass(way, self._core.tick(), stack)]
+            self.bypasses[key] = [Bypass(kind, self._core.tick(), stack)]
             self.on_bypass()
-        elif all(bypass.way != way for bypass in known):
-            known.append(Bypass(way, self._core.tick(), stack))
+        elif all(bypass.kind != kind for bypass in known):
+            known.append(Bypass(kind, self._core.tick(), stack))
         return key
 
     def copy_written(self, who: str, wanted: bool) -> None:
@@ -129,11 +129,11 @@ class Uncounted(Detector):
                 del kept[:-_WRITES_OF_A_STORAGE]
         return self._writes
 
-    def log(self, target: Any, way: str, op: str, kind: str, stack: RawStack) -> None:
+    def log(self, target: Any, bypass: str, op: str, kind: str, stack: RawStack) -> None:
         """Log a write that moved no counter and passed no wrapper."""
         for tensor in target if isinstance(target, (tuple, list)) else (target,):
             if torch.is_tensor(tensor):
-                self.open(tensor, way, stack)
+                self.open(tensor, bypass, stack)
                 self._core.log_write(tensor, op, kind, None, stack)
 
     def replacement_of(self, tensor: torch.Tensor | None) -> Replaced | None:
@@ -312,7 +312,7 @@ class Overwritten(NamedTuple):
     info: TensorInfo
     writes: tuple[Write, ...]  # those that overlap it, in order
     version: int
-    bypass: Site | None  # where a way past the counter was opened; None where the counter moved
+    bypass: Site | None  # where a write past the counter became possible; None where the counter moved
     unexplained: int
 
 

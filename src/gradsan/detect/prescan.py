@@ -153,7 +153,7 @@ class Prescan(Detector):
         made = call_that_made(self._core, number, backward.thread)
         replaced = self._uncounted.replacement_of(tensor)
         writes: tuple[Write, ...] = ()
-        way, bypass_stack = "data_attribute", None
+        bypass_kind, bypass_stack = "data_attribute", None
         if replaced is not None and _younger(replaced, number, made):
             info = conflicts.tensor_info(tensor, was_leaf=tensor.is_leaf)
             writes = (_write(replaced.clock, replaced.stack, "data =", "op", info.region, replaced.sequence),)
@@ -172,18 +172,18 @@ class Prescan(Detector):
             )
             bypass = self._uncounted.bypass_before(storage, writes[0].clock) if writes else None
             if bypass is not None:
-                way, bypass_stack = bypass.way, bypass.stack
+                bypass_kind, bypass_stack = bypass.kind, bypass.stack
         compared = self._compared(storage, tensor, made) if writes and bypass_stack is not None else None
         if not writes:
             outside = self._exports.changed(storage, number, backward.thread, slot, tensor, made)
             if outside is None:
                 return
             info = conflicts.tensor_info(tensor, was_leaf=tensor.is_leaf)
-            way, bypass_stack = "memory_alias", outside.stack
+            bypass_kind, bypass_stack = "memory_alias", outside.stack
             writes = (_write(outside.clock, outside.stack, outside.op, "outside", None, number),)
         if not _reads(node, slot):
             return
-        key = (made and made.stack, slot, way, writes[0].op, bypass_stack, node.name(), compared)
+        key = (made and made.stack, slot, bypass_kind, writes[0].op, bypass_stack, node.name(), compared)
         if self._findings.count(key):
             self._told_at = backward.clock
         if self._findings.has(key) or self._findings.is_full:
@@ -216,7 +216,7 @@ class Prescan(Detector):
                 names=naming.names_of(tensor, sys._getframe(1)),
                 root_sequence=backward.root_sequence,
                 raised=False,
-                way=way,
+                bypass=bypass_kind,
                 alias_site=symbolise(bypass_stack) if bypass_stack is not None else None,
                 unchanged=compared == "same",
                 compared=compared,
@@ -252,8 +252,8 @@ class Prescan(Detector):
         return None if found is None else found.view(tensor.dtype).reshape(tensor.shape)
 
 
-def way_of(uncounted: Uncounted, exports: Exports, kept: Kept) -> PastCounter | None:
-    """The way past the counter by which a kept value has been overwritten; None where no such way was seen."""
+def bypass_of(uncounted: Uncounted, exports: Exports, kept: Kept) -> PastCounter | None:
+    """How a kept value has been overwritten past the counter; None where that was not seen."""
     replaced = uncounted.replacement_of(kept.source() if kept.source is not None else None)
     if replaced is not None and replaced.clock > kept.clock and kept.current is not kept.alias:
         write = _write(replaced.clock, replaced.stack, "data =", "op", None, replaced.sequence)
@@ -265,7 +265,7 @@ def way_of(uncounted: Uncounted, exports: Exports, kept: Kept) -> PastCounter | 
         write = _write(export.clock, export.stack, export.op, "outside", None, 0)
         return PastCounter("memory_alias", write.site, write)
     bypass = uncounted.bypass_before(storage, raw.clock if raw is not None else sys.maxsize)
-    return None if bypass is None else PastCounter(bypass.way, symbolise(bypass.stack))
+    return None if bypass is None else PastCounter(bypass.kind, symbolise(bypass.stack))
 
 
 def _younger(event: Any, number: int, made: Any) -> bool:

@@ -27,7 +27,7 @@ from gradsan.record.patches import Patches
 from gradsan.record.stacks import definition_site, is_of_program, symbolise
 from gradsan.record.steps import StepLog
 
-WAY = "checkpoint_closure"
+BYPASS = "checkpoint_closure"
 _SHOWN_OF_ONE_CALL = 8
 _LONGEST = 40
 
@@ -157,7 +157,7 @@ def conflict_of(core: Log, steps: StepLog, call: Call, change: Change | None, *,
         names=names,
         unexplained=written.unexplained if written is not None else 0,
         raised=False,
-        way=WAY,
+        bypass=BYPASS,
         alias_site=written.bypass if written is not None else None,
         rebound=change.rebound if change is not None else None,
         function_site=definition_site(call.code) if call.code is not None else None,

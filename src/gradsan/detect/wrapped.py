@@ -26,7 +26,7 @@ from gradsan.record.log import RawWrite, logged_writes
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
-WAY = "storage_alias"
+BYPASS = "storage_alias"
 _DEEPEST = 4
 
 
@@ -81,7 +81,7 @@ class Wrapped(Detector):
         if write.region is not None and not overlap(info.region, write.region):
             return
         self._findings.add(
-            (WAY, raw.stack, one.made.stack, one.slot),
+            (BYPASS, raw.stack, one.made.stack, one.slot),
             functools.partial(self._conflict, backward, one, info, write, raw, sys._getframe(1)),
         )
 
@@ -101,7 +101,7 @@ class Wrapped(Detector):
             names=naming.names_of(one.outer, frame),
             root_sequence=backward.root_sequence,
             raised=False,
-            way=WAY,
+            bypass=BYPASS,
             alias_site=symbolise(raw.stack),
         )
 

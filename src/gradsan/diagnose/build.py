@@ -317,7 +317,7 @@ def _around(conflict: Conflict, moments: Sequence[Moment]) -> Iterator[Event]:
             yield Event(moment.kind, moment.clock, moment.step, moment.op, None, moment.site.shown_frame, touches)
 
 
-def way_of(facts: Facts) -> tuple[PathNode, ...]:
+def path_of(facts: Facts) -> tuple[PathNode, ...]:
     """The path from the loss to the Node that saved the value, as far as it is known; empty without a Node.
 
     A tensor on the path is a bridge where it leads across an update of parameters, into the graph of an earlier step.
@@ -338,21 +338,23 @@ def way_of(facts: Facts) -> tuple[PathNode, ...]:
     return (loss, _UNKNOWN, *middle, *older, kept)
 
 
-def way_of_failure(failure: Failure, *, carries: bool) -> tuple[PathNode, ...]:
+def path_of_failure(failure: Failure, *, carries: bool) -> tuple[PathNode, ...]:
     """The path from the loss to the Node that an earlier backward freed; empty for another failure.
 
     ``carries`` says that a tensor of an earlier round leads there: it is a bridge.
     """
-    clues = {clue.role: clue for clue in failure.clues if clue.role in ("way", "bridge", "saved", "needed", "freed_by")}
-    way = clues.get("way")
-    if not isinstance(way, PathClue) or not way.passed:
+    clues = {
+        clue.role: clue for clue in failure.clues if clue.role in ("path", "bridge", "saved", "needed", "freed_by")
+    }
+    path = clues.get("path")
+    if not isinstance(path, PathClue) or not path.passed:
         return ()
     bridge, saved = clues.get("bridge"), clues.get("saved")
     over = (PathNode("bridge", bridge.name),) if bridge is not None and carries else ()
     steps = [clues[role].count("step") if role in clues else None for role in ("needed", "freed_by")]
     frame = None if saved is None else saved.shown_frame
-    loss, kept = PathNode("loss", None, steps[0]), PathNode("saved", way.passed[-1].name, steps[1], frame=frame)
-    return (loss, *_between(way.passed, over), kept)
+    loss, kept = PathNode("loss", None, steps[0]), PathNode("saved", path.passed[-1].name, steps[1], frame=frame)
+    return (loss, *_between(path.passed, over), kept)
 
 
 def _between(passed: Sequence[Passed], over: tuple[PathNode, ...]) -> tuple[PathNode, ...]:

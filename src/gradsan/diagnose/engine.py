@@ -11,7 +11,7 @@ from dataclasses import replace
 from gradsan import source
 from gradsan.diagnose import failures, nonfinite
 from gradsan.diagnose import labels as label_texts
-from gradsan.diagnose.build import events_of, joined, way_of, way_of_failure
+from gradsan.diagnose.build import events_of, joined, path_of, path_of_failure
 from gradsan.diagnose.causes import CAUSES
 from gradsan.diagnose.completed import completed
 from gradsan.diagnose.facts import examine
@@ -145,26 +145,26 @@ def _explain(conflict: Conflict, moments: Sequence[Moment]) -> Diagnosis:
         diagnosis = cause(facts)
         if diagnosis is not None:
             events, left_out = events_of(facts, moments)
-            way = _named(way_of(facts), diagnosis)
-            diagnosis = replace(diagnosis, events=events, events_left_out=left_out, way=way)
+            path = _named(path_of(facts), diagnosis)
+            diagnosis = replace(diagnosis, events=events, events_left_out=left_out, way=path)
             diagnosis = completed(diagnosis, [_explain(one, ()) for one in conflict.further])
             recorded = conflict.confidence == "recorded"
             return diagnosis if recorded else of_conflict(diagnosis, conflict)
     raise AssertionError("the last cause, unknown_writer, takes every conflict")
 
 
-def _named(way: tuple[PathNode, ...], diagnosis: Diagnosis) -> tuple[PathNode, ...]:
-    """``way`` with the diagnosis's name for the tensor of its bridge, where no live variable is that tensor."""
+def _named(path: tuple[PathNode, ...], diagnosis: Diagnosis) -> tuple[PathNode, ...]:
+    """``path`` with the diagnosis's name for the tensor of its bridge, where no live variable is that tensor."""
     said = (label.message.values.get("bridge") for label in diagnosis.labels if label.role == "bridge")
     name = next((one for one in said if isinstance(one, str)), None)
-    return tuple(replace(one, name=name) if one.kind == "bridge" and one.name is None else one for one in way)
+    return tuple(replace(one, name=name) if one.kind == "bridge" and one.name is None else one for one in path)
 
 
 def _explain_failure(failure: Failure) -> Diagnosis | None:
     diagnosis = failures.explain(failure)
     if diagnosis is not None and not diagnosis.way:
         carries = any(label.role == "bridge" and label.message.key == "label.bridge" for label in diagnosis.labels)
-        diagnosis = replace(diagnosis, way=_named(way_of_failure(failure, carries=carries), diagnosis))
+        diagnosis = replace(diagnosis, way=_named(path_of_failure(failure, carries=carries), diagnosis))
     if diagnosis is None or failure.confidence == "recorded":
         return diagnosis
     return of_failure(diagnosis, failure.confidence)

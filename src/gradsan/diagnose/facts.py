@@ -72,9 +72,9 @@ class Facts:
         *others, last = self.writes or (None,)
         if last is None or any(write.kind in _NEVER_UNDONE for write in self.writes):
             return False
-        at, way = _line(last), _way_of_writing(last.op)
-        ways = {_way_of_writing(write.op) for write in others if write is not None and _line(write) != at}
-        return bool(ways) and way is not None and (way == "copy" or way in ways)
+        at, how = _line(last), _kind_of_writing(last.op)
+        others_how = {_kind_of_writing(write.op) for write in others if write is not None and _line(write) != at}
+        return bool(others_how) and how is not None and (how == "copy" or how in others_how)
 
     @property
     def updates(self) -> tuple[Write, ...]:
@@ -104,7 +104,7 @@ class Facts:
 
 
 _NEVER_UNDONE = ("step", "statistics", "outside", "collective")
-_WAYS_OF_WRITING = {
+_KINDS_OF_WRITING = {
     "copy": ("copy", "setitem", "set", "data =", "index_copy", "masked_scatter"),
     "add": ("add", "iadd", "sub", "isub"),
     "mul": ("mul", "imul", "div", "itruediv"),
@@ -121,10 +121,10 @@ def _line(write: Write) -> tuple[str, int] | None:
     return None if frame is None else (frame.file, frame.line)
 
 
-def _way_of_writing(op: str) -> str | None:
+def _kind_of_writing(op: str) -> str | None:
     """The kind of a write, which another of its kind may undo."""
     name = op.rpartition("::")[2].removeprefix("_foreach_").strip("_")
-    return next((way for way, names in _WAYS_OF_WRITING.items() if name in names), None)
+    return next((kind for kind, names in _KINDS_OF_WRITING.items() if name in names), None)
 
 
 def is_update(write: Write) -> bool:

@@ -8,7 +8,7 @@ Roles: ``needed`` (this backward), ``freed_by`` (the earlier one), ``saved`` (th
 calls around it), ``further`` (another such tensor), ``updated`` (a step between the two backwards, or another write to
 a leaf of the freed graph), ``borrowed`` (a tensor by which one of the losses depends on a network that another
 optimizer trains) with ``borrowed_made`` and ``borrowed_taken``, ``held`` (a live variable whose graph leads back to the
-freed Node; ``values``: the fields of :class:`gradsan.model.Held`), ``way`` (the Nodes from the loss to the freed one;
+freed Node; ``values``: the fields of :class:`gradsan.model.Held`), ``path`` (the Nodes from the loss to the freed one;
 ``values``: ``passed``, as in :class:`gradsan.model.Conflict`).
 """
 
@@ -111,8 +111,8 @@ def gather_second_backward(context: Context) -> tuple[Clue, ...]:
     for older, output in _further(order, by, join.older):
         site = _saved(older, output, _made_at(core, older, backward.thread)).site
         clues.append(Clue("further", site, name=naming.name_of_output(older, context.frame), op=older.name()))
-    way = passed(core, backward.roots, node, by.sequence)
-    clues.append(PathClue("way", passed=way))
+    passed_nodes = passed(core, backward.roots, node, by.sequence)
+    clues.append(PathClue("path", passed=passed_nodes))
     nodes = [node, *_others_freed(order, node, by.sequence)]
     held = naming.held_graphs(nodes, context.frame, by.sequence)
     clues += [HeldClue("held", name=one.path, held=one) for one in held]
@@ -253,18 +253,18 @@ def freed_earlier(order: list[Node], mine: list[PastBackward]) -> Freed | None:
 
 
 def _join(roots: list[Node], freed: Freed) -> _Join:
-    way = walk.path(roots, freed.node)
-    if not way:
+    path = walk.path(roots, freed.node)
+    if not path:
         return _Join(None, freed.node)
-    nodes = [node for node, _ in way]
+    nodes = [node for node, _ in path]
     if freed.reach is not None:
         position = next(index for index, node in enumerate(nodes) if node in freed.reach)
-        return _Join(nodes[position - 1] if position else None, *way[position])
-    cut = walk.crossing(way, freed.by.sequence)
+        return _Join(nodes[position - 1] if position else None, *path[position])
+    cut = walk.crossing(path, freed.by.sequence)
     if cut is not None:
         return _Join(*cut)
     is_same_root = _torch.node_sequence(nodes[0]) == freed.by.root_sequence
-    return _Join(None if is_same_root or len(nodes) < 2 else nodes[-2], *way[-1])
+    return _Join(None if is_same_root or len(nodes) < 2 else nodes[-2], *path[-1])
 
 
 def _made_at(core: Log, node: Node, thread: int) -> RawCall | None:

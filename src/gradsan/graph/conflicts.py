@@ -254,11 +254,11 @@ def passed(core: Log, roots: Iterable[Node], node: Node | None, moment: int) -> 
     ``moment`` is the sequence number that separates the Nodes made after the first write from older ones. Empty, too,
     where the search would take more than ``walk.NODES_WALKED`` Nodes.
     """
-    way = [] if node is None else walk.path(list(roots), node, most=walk.NODES_WALKED)
-    threads = stale_slots.threads_of(core) if way else ()
+    path = [] if node is None else walk.path(list(roots), node, most=walk.NODES_WALKED)
+    threads = stale_slots.threads_of(core) if path else ()
     frames: dict[int, Frame | None] = {}
     found: list[Passed] = []
-    for one, _ in way:
+    for one, _ in path:
         number = _torch.node_sequence(one)
         found.append(
             Passed(

@@ -255,20 +255,20 @@ def path(roots: list[Node], target: Any, most: int | None = None) -> list[tuple[
                 queue.append(child)
     if target not in came_from:
         return []
-    way: list[tuple[Any, int]] = []
+    steps: list[tuple[Any, int]] = []
     node = target
     while True:
         step = came_from[node]
         if step is None:
-            way.append((node, 0))
-            return way[::-1]
-        way.append((node, step[1]))
+            steps.append((node, 0))
+            return steps[::-1]
+        steps.append((node, step[1]))
         node = step[0]
 
 
-def crossing(way: list[tuple[Any, int]], moment: int) -> Crossing | None:
-    """Return the last edge of ``way`` from a Node made after ``moment`` (a sequence number) to one made before it."""
-    for (younger, _), (older, output) in reversed(list(itertools.pairwise(way))):
+def crossing(path: list[tuple[Any, int]], moment: int) -> Crossing | None:
+    """Return the last edge of ``path`` from a Node made after ``moment`` (a sequence number) to one made before it."""
+    for (younger, _), (older, output) in reversed(list(itertools.pairwise(path))):
         newer, past = _torch.node_sequence(younger), _torch.node_sequence(older)
         if newer is not None and past is not None and newer >= moment > past:
             return Crossing(younger, older, output)

@@ -214,7 +214,7 @@ def _kind(finding: Conflict | Failure) -> object:
         return finding.row, finding.site
     writes = finding.writes
     ends = (writes[0].site, writes[-1].site) if writes else ()
-    return finding.way, finding.raised, finding.save.site, ends, finding.use.site
+    return finding.bypass, finding.raised, finding.save.site, ends, finding.use.site
 
 
 def _listen_to_forks() -> None:

@@ -279,7 +279,7 @@ class Conflict:
     ``writes`` are the logged writes to the same storage between save and use, in order, overlapping or not.
     ``unexplained`` counts moves of the version counter that no logged write accounts for. ``root_sequence`` is the
     sequence number of the youngest root of the backward that needed the value. ``raised`` says that PyTorch raises
-    here; otherwise the conflict is silent. ``way`` is how a silent write passed the counter (``data_attribute``,
+    here; otherwise the conflict is silent. ``bypass`` is how a silent write passed the counter (``data_attribute``,
     ``numpy_alias``, ``fused_optimizer`` …: the slug of the GS2xx cause), ``alias_site`` where the alias of the memory
     was made (the ``.data``, the ``.numpy()``). ``change`` and ``deviation`` are known in deep mode; ``healed_bytes``
     says how much was copied to give backward the original, None where it was not given. ``unchanged`` says that bytes
@@ -309,7 +309,7 @@ class Conflict:
     under_user_hooks: bool = False
     log_was_cut: bool = False
     count: int = 1
-    way: str | None = None
+    bypass: str | None = None
     alias_site: Site | None = None
     change: ByteChange | None = None
     deviation: Deviation | None = None

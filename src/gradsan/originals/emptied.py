@@ -28,7 +28,7 @@ from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
-WAY = "storage_emptied"
+BYPASS = "storage_emptied"
 """The slug of the cause GS209."""
 
 
@@ -82,9 +82,9 @@ class Emptied(Detector):
         return found if found is not None and found.clock > clock and not found.weak.expired() else None
 
     def bypass(self, tensor: torch.Tensor, clock: int) -> PastCounter | None:
-        """Return the same as a way past the counter."""
+        """Return the same as a write past the counter."""
         found = self.since(tensor, clock)
-        return None if found is None else PastCounter(WAY, symbolise(found.stack))
+        return None if found is None else PastCounter(BYPASS, symbolise(found.stack))
 
     def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Register hooks on Nodes that saved such a value, to check it right before they run.
@@ -156,7 +156,7 @@ class Emptied(Detector):
             names=naming.names_of(tensor, frame),
             root_sequence=backward.root_sequence if backward else None,
             raised=healed is None,
-            way=WAY,
+            bypass=BYPASS,
             alias_site=writes[0].site if writes else None,
             healed_bytes=healed,
         )

@@ -20,12 +20,12 @@ from gradsan.record.steps import BackwardRecord, StepLog
 
 
 class PastCounter(NamedTuple):
-    """The way in which memory was written past the version counter (slug of a GS2xx cause), and where it began.
+    """How memory was written past the version counter (``kind``: the slug of a GS2xx cause), and where it began.
 
     ``write`` stands for the writes where nothing could log them.
     """
 
-    way: str
+    kind: str
     site: Site
     write: Write | None = None
 
@@ -47,7 +47,7 @@ def of_kept(
 
     ``counted``: its version counter moved. ``raised``: it makes backward fail. ``changed``: a byte of it differs; where
     none does, the writes changed other bytes, or wrote the same values. ``deviation`` and ``healed`` as in the
-    Conflict; ``bypass`` is the way past the counter, where that was seen.
+    Conflict; ``bypass`` is how the counter was passed, where that was seen.
     """
     frame = sys._getframe(1)
     node = _torch.current_node() if node is None else node
@@ -77,7 +77,7 @@ def of_kept(
         raised=raised,
         log_was_cut=core.lost_writes_after(kept.clock),
         passed=passed(core, backward.roots, node, moment_of(writes)) if backward else (),
-        way=None if counted else bypass.way if bypass else _way(kept, writes, node),
+        bypass=None if counted else bypass.kind if bypass else _bypass(kept, writes, node),
         alias_site=None if counted or bypass is None else bypass.site,
         change=kept.change() if changed else None,
         deviation=deviation,
@@ -107,8 +107,8 @@ def changed_beside(backward: BackwardRecord | None, kept: Kept) -> tuple[Any, Ke
     return None
 
 
-def _way(kept: Kept, writes: tuple[Write, ...], node: Node) -> str | None:
-    """Return the way of a write that PyTorch did not count, as far as the log shows it."""
+def _bypass(kept: Kept, writes: tuple[Write, ...], node: Node) -> str | None:
+    """Return how a write passed PyTorch's counter, as far as the log shows it."""
     # Inductor saves views that it makes itself, whose counter is their own.
     is_counted = any(write.version is not None for write in writes)
     if is_counted and node is not None and _torch.is_compiled_node(node):

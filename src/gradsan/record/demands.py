@@ -99,9 +99,9 @@ class Found(list[Any]):
 
     def __init__(self, on_new: Callable[[Any], None]) -> None:
         super().__init__()
-        self._met = on_new
+        self._on_new = on_new
 
     def append(self, found: Any) -> None:
         """Append a finding, and call ``on_new``."""
         super().append(found)
-        self._met(found)
+        self._on_new(found)

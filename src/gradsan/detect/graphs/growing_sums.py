@@ -48,12 +48,12 @@ def sum_of(node: Node | None, maker_of: Callable[[Any], Any]) -> GrowingSum | No
     if node is None or not _adds(node):
         return None
     maker = maker_of(node)
-    way = None if maker is None else _way_back(node, maker, maker_of)
-    if way is None:
+    edges = None if maker is None else _edges_back(node, maker, maker_of)
+    if edges is None:
         return None
     links = [node]
     while len(links) <= _MOST_LINKS:
-        previous = _follow(links[-1], way)
+        previous = _follow(links[-1], edges)
         if previous is None or previous.name() != node.name():
             break
         links.append(previous)
@@ -63,7 +63,7 @@ def sum_of(node: Node | None, maker_of: Callable[[Any], Any]) -> GrowingSum | No
     younger, rounds = _between(node, links[1]), _between(node, links[2])
     if younger is None or rounds is None or [child for one in younger for child in _children(one)].count(links[1]) != 1:
         return None
-    taken_in = next((one for one in younger if one is not node and not _is_on_way(node, one, way)), None)
+    taken_in = next((one for one in younger if one is not node and not _is_on_path(node, one, edges)), None)
     if taken_in is None:
         return None
     oldest = _torch.node_sequence(links[-1]) or 0
@@ -78,31 +78,31 @@ def _children(node: Node) -> list[Any]:
     return [child for child, _ in node.next_functions]
 
 
-def _way_back(node: Node, maker: Any, maker_of: Callable[[Any], Any]) -> tuple[int, ...] | None:
+def _edges_back(node: Node, maker: Any, maker_of: Callable[[Any], Any]) -> tuple[int, ...] | None:
     """Return the edges, one after the other, from ``node`` to the Node that the same line made before."""
-    ways: list[tuple[tuple[int, ...], Any]] = [((), node)]
+    waiting: list[tuple[tuple[int, ...], Any]] = [((), node)]
     for _ in range(_DEEPEST):
         further = []
-        for way, one in ways:
+        for edges, one in waiting:
             for at, child in enumerate(_children(one)):
                 if not _adds(child):
                     continue
                 if child.name() == node.name() and maker_of(child) is maker:
-                    return (*way, at)
-                further.append(((*way, at), child))
-        ways = further
+                    return (*edges, at)
+                further.append(((*edges, at), child))
+        waiting = further
     return None
 
 
-def _follow(node: Node | None, way: tuple[int, ...]) -> Any:
-    for at in way:
+def _follow(node: Node | None, edges: tuple[int, ...]) -> Any:
+    for at in edges:
         children = [] if node is None else _children(node)
         node = children[at] if at < len(children) else None
     return node
 
 
-def _is_on_way(node: Node, other: Any, way: tuple[int, ...]) -> bool:
-    return any(_follow(node, way[:length]) is other for length in range(1, len(way)))
+def _is_on_path(node: Node, other: Any, edges: tuple[int, ...]) -> bool:
+    return any(_follow(node, edges[:length]) is other for length in range(1, len(edges)))
 
 
 def _between(node: Node, older: Any) -> list[Any] | None:

@@ -77,7 +77,7 @@ class SpentGradients(RoundDetector):
         self._unstepped = self._notes(dict[Hashable, Clearing]())
         self._forgotten = ForgottenSteps(run.core, run.steps, self._making)
         self._begun = self._gone_on = 0
-        self._met = self._notes(collections.Counter[Hashable]())
+        self._rounds_at = self._notes(collections.Counter[Hashable]())
 
     def forget(self) -> None:
         super().forget()
@@ -231,8 +231,8 @@ class SpentGradients(RoundDetector):
         if used or moved:
             self._used.add(key)
         # One loss often reaches parameters that another trains: they are cleared, and refilled before their step.
-        is_told = is_whole or (bool(later) and not self._is_filled_between(gradients, first, later[0]))
-        if key not in self._used and is_alone and is_told and self._is_second(key):
+        is_idle = is_whole or (bool(later) and not self._is_filled_between(gradients, first, later[0]))
+        if key not in self._used and is_alone and is_idle and self._is_second(key):
             self._report_cleared(entry, first, later[0], gradients)
         return not (used or moved)
 
@@ -291,8 +291,8 @@ class SpentGradients(RoundDetector):
         )
 
     def _is_second(self, key: Any) -> bool:
-        self._met[key] += 1
-        if self._met[key] < 2 or key in self._described:
+        self._rounds_at[key] += 1
+        if self._rounds_at[key] < 2 or key in self._described:
             return False
         self._described.add(key)
         return True

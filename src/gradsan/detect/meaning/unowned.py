@@ -137,13 +137,13 @@ class Unowned(Finder):
         for one in fresh:
             if kinds[id(one)] is None:
                 self._dismissed[id(one)] = _torch.weak_tensor(one)
-        told = [one for one in fresh if kinds[id(one)] is not None]
-        wanted = {id(one) for one in told}
+        evident = [one for one in fresh if kinds[id(one)] is not None]
+        wanted = {id(one) for one in evident}
         paths: dict[int, str] = {}
-        for one in naming.find(sys._getframe(2), lambda tensor: id(tensor) in wanted) if told else ():
+        for one in naming.find(sys._getframe(2), lambda tensor: id(tensor) in wanted) if evident else ():
             if id(one.tensor) not in paths or one.origin == "module":
                 paths[id(one.tensor)] = one.path
-        for one in told:
+        for one in evident:
             facts = _torch.facts_of(one)
             core = self._core
             name, made = (kinds[id(one)] == "remade" and self._making.remade(one)) or (evidence.name_of(one), None)

@@ -133,12 +133,12 @@ def first_cause(origin: Origin) -> tuple[Origin, tuple[Origin, ...]]:
                 came_from[id(parent)] = one
                 waiting.append(parent)
     found = min(roots, key=lambda one: (one.how == "constant", one.number))
-    way: list[Origin] = []
+    passed: list[Origin] = []
     at: Origin | None = found
     while at is not None:
-        way.append(at)
+        passed.append(at)
         at = came_from[id(at)]
-    return found, tuple(way)
+    return found, tuple(passed)
 
 
 def _is_meant(origin: Origin) -> bool:

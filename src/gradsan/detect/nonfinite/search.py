@@ -315,15 +315,15 @@ class NonFiniteSearch:
         reached: Literal["parameters", "gradients", "loss", "stopped"],
         is_by_hand: bool = False,
     ) -> None:
-        origin, way = began
+        origin, path_back = began
         if origin.how == "untraced":
             # A finding needs a parameter that it has reached.
             return
         names = _names_of(parameters)
         # Bad input data did harm where it was first combined with a parameter.
         born = _born(origin)
-        taken = next((one for one in way if one.has_graph), origin) if born == "data" else origin
-        if born == "forward" and is_by_hand and not any(one.has_graph for one in way[:-1]):
+        taken = next((one for one in path_back if one.has_graph), origin) if born == "data" else origin
+        if born == "forward" and is_by_hand and not any(one.has_graph for one in path_back[:-1]):
             born = "update"
         birth = Birth(
             born=born,
@@ -336,7 +336,7 @@ class NonFiniteSearch:
             redrawn=origin.redrawn,
             **_shown(origin.facts),
         )
-        path = tuple((one.op, symbolise(one.stack)) for one in way if one.stack is not None)
+        path = tuple((one.op, symbolise(one.stack)) for one in path_back if one.stack is not None)
         self._found += 1
         self._put(
             NonFinite(

@@ -168,11 +168,11 @@ class OwnOperands(RoundDetector):
             else:
                 pair = source.mixed_operand(frame, op) if facts["is_mixed"] else source.target_and_operand(frame, op)
                 pair = pair or source.own_difference(frame, op)
-            is_told = row == DIFFERENCE and any(_reads_at(one, frame) for one in self._known)
+            is_explained = row == DIFFERENCE and any(_reads_at(one, frame) for one in self._known)
             before = self._before.get(stack)
             if pair is not None and (_is_written_back(frame, pair, before) or _is_passed_on(frame, pair, op, before)):
                 continue
-            if pair is not None and not is_told and (frame.file, frame.line) not in self._described:
+            if pair is not None and not is_explained and (frame.file, frame.line) not in self._described:
                 self._described.add((frame.file, frame.line))
                 self._tell(row, site, op, facts, pair, symbolise(entry.stack))
 

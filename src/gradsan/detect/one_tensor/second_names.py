@@ -143,8 +143,8 @@ def _argument(raw: RawWrite) -> _Found | None:
         is_returned = any(source.returns_argument(own, name) for name in (one.own, one.written))
         # A caller that names the argument a second time before the write takes that for a copy.
         is_taken_for_copy = is_returned and one.written != one.own
-        is_told = one.is_forward or is_returned
-        second = source.argument_read_later(caller, one.name, is_taken_for_copy) if is_told else None
+        may_be_second = one.is_forward or is_returned
+        second = source.argument_read_later(caller, one.name, is_taken_for_copy) if may_be_second else None
         if second is not None:
             return _Found(written, one.own, caller, second, own.function)
     return None

@@ -22,7 +22,7 @@ from gradsan.model import Diagnosis, Label, Message, Site
 def checkpoint_closure(facts: Facts) -> Diagnosis | None:
     """Recognise a write or rebinding of a checkpointed function's closure before its recomputation."""
     conflict = facts.conflict
-    if conflict.way != "checkpoint_closure":
+    if conflict.bypass != "checkpoint_closure":
         return None
     path = conflict.save.slot
     before, now = conflict.rebound or ("?", "?")
@@ -72,7 +72,7 @@ def _labels(facts: Facts, values: Mapping[str, object]) -> tuple[Label, ...]:
 def context_attribute(facts: Facts) -> Diagnosis | None:
     """Recognise a written attribute of ctx, for which no version is checked."""
     conflict = facts.conflict
-    if conflict.way != "context_attribute":
+    if conflict.bypass != "context_attribute":
         return None
     kept = f"ctx.{conflict.save.slot}"
     values = {"function": facts.op, "attribute": kept, "name": facts.name}
@@ -108,7 +108,7 @@ def context_attribute(facts: Facts) -> Diagnosis | None:
 def missing_mark_dirty(facts: Facts) -> Diagnosis | None:
     """Recognise an input overwritten by a Function and used again with the graph it had before."""
     conflict = facts.conflict
-    if conflict.way != "missing_mark_dirty":
+    if conflict.bypass != "missing_mark_dirty":
         return None
     function = conflict.bridge.older if conflict.bridge is not None else "?"
     inner = conflict.save.slot

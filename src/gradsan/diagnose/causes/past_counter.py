@@ -37,7 +37,7 @@ def diagnosis(facts: Facts, code: str, slug: str, instead: tuple[Fix, ...] = ())
 
     ``instead`` replaces the general advice for writes without a line to change here.
     """
-    if facts.conflict.raised or facts.conflict.way != slug:
+    if facts.conflict.raised or facts.conflict.bypass != slug:
         return None
     writes = facts.writes or facts.missed
     found = build.diagnosis(
@@ -120,7 +120,7 @@ WITHOUT_MORE = tuple(
 def storage_emptied(facts: Facts) -> Diagnosis | None:
     """Recognise a storage resized between save and use: its memory is missing, or replaced."""
     conflict = facts.conflict
-    if conflict.way != "storage_emptied":
+    if conflict.bypass != "storage_emptied":
         return None
     is_missing = conflict.change is None
     by_sharding = is_missing and _gave_back(conflict.alias_site)
@@ -147,7 +147,7 @@ def _gave_back(site: Site | None) -> bool:
 
 def gathered_anew(facts: Facts) -> Diagnosis | None:
     """Recognise a sharded parameter that was written between the forward and the gathering for its backward."""
-    if facts.conflict.way != "gathered_anew":
+    if facts.conflict.bypass != "gathered_anew":
         return None
     updates = facts.updates
     writer = label_texts.update_name(facts, updates[0]) if updates else Message("label.some_writer")

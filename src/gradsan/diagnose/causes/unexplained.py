@@ -21,7 +21,7 @@ def hidden_by_saved_tensor_hooks(facts: Facts) -> Diagnosis | None:
     """Recognise a conflict under the user's own hooks. Writes to other bytes are no conflict at all there: a note."""
     if not facts.conflict.under_user_hooks:
         return None
-    words = "hidden_in_one_buffer" if facts.conflict.way == "kept_in_one_buffer" else None
+    words = "hidden_in_one_buffer" if facts.conflict.bypass == "kept_in_one_buffer" else None
     return build.diagnosis(
         facts,
         "GS201",

@@ -17,7 +17,7 @@ from gradsan.model import Diagnosis, Message
 def no_grad_write(facts: Facts) -> Diagnosis | None:
     """Recognise an operation that used the new value with the graph of the old one."""
     conflict = facts.conflict
-    if conflict.way != "no_grad_write" or facts.first is None:
+    if conflict.bypass != "no_grad_write" or facts.first is None:
         return None
     write = facts.first
     name = _made_as(facts) or facts.name
@@ -61,7 +61,7 @@ def _made_as(facts: Facts) -> str | None:
 def forward_alias(facts: Facts) -> Diagnosis | None:
     """Recognise an argument that was overwritten in a call and read outside of it."""
     conflict = facts.conflict
-    if conflict.way != "forward_alias" or facts.first is None:
+    if conflict.bypass != "forward_alias" or facts.first is None:
         return None
     write = facts.first
     frame = write.site.shown_frame

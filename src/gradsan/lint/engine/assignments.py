@@ -177,7 +177,7 @@ class Assignments(Expressions):
                 changed[index] = value
                 state.heap[owner, "@items"] = tuple(changed)
             elif items and index is ...:
-                state.heap[owner, "@items"] = tuple(self.merge(one, value, state.way) for one in items)
+                state.heap[owner, "@items"] = tuple(self.merge(one, value, state.branches) for one in items)
             else:
                 state.heap[owner, "@items"] = (*items, value)[-60:]
         elif isinstance(owner, Tensor):

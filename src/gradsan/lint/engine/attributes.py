@@ -80,7 +80,7 @@ class Attributes(Calls):
             if isinstance(value, Method):
                 # The call decides on which of them it is called.
                 return value if found is None else found
-            found = value if found is None else self.merge(found, value, state.way)
+            found = value if found is None else self.merge(found, value, state.branches)
         return Plain() if found is None else found
 
     def _of_tensor(self, owner: Tensor, name: str, node: ast.AST, state: State) -> Value:
@@ -266,7 +266,7 @@ class Elements(Attributes):
     def _any_of(self, values: list[Value], state: State) -> Value:
         result = values[0]
         for one in values[1:6]:
-            result = self.merge(result, one, state.way)
+            result = self.merge(result, one, state.branches)
         return result
 
     def index_kind(self, node: ast.expr, state: State) -> str:

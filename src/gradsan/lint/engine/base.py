@@ -13,6 +13,7 @@ from gradsan.lint.engine.values import (
     MAYBE,
     NO,
     YES,
+    Branches,
     Choice,
     ClassValue,
     Content,
@@ -24,7 +25,6 @@ from gradsan.lint.engine.values import (
     Site,
     Tensor,
     Value,
-    Way,
 )
 
 _ALTERNATIVES = 4
@@ -136,7 +136,9 @@ class Base:
         items = state.heap.get((owner, "@items"))
         return list(items) if isinstance(items, tuple) else []
 
-    def merge(self, one: Value, other: Value, way: Way, ways: tuple[Way, Way] | None = None) -> Value:
+    def merge(
+        self, one: Value, other: Value, branches: Branches, sides: tuple[Branches, Branches] | None = None
+    ) -> Value:
         """One value for ``one`` or ``other``."""
         if one is other:
             return one
@@ -145,10 +147,10 @@ class Base:
             if same or (not one.known and not (other.known and other.value is None)):
                 return one
             if one.known and one.value is None and not (other.known and other.value is None):
-                return Choice((one, other), way)
+                return Choice((one, other), branches)
             return Plain()
         if isinstance(one, Tensor) and isinstance(other, Tensor):
-            return self._either(one, other, ways)
+            return self._either(one, other, sides)
         parts: list[Value] = []
         for value in (one, other):
             for part in value.values if isinstance(value, Choice) else (value,):
@@ -158,23 +160,23 @@ class Base:
         if len(tensors) > 1:
             both: Tensor = tensors[0]
             for tensor in tensors[1:]:
-                both = self._either(both, tensor, ways)
+                both = self._either(both, tensor, sides)
             parts = [both, *(part for part in parts if not isinstance(part, Tensor))]
-        return parts[0] if len(parts) == 1 else Choice(tuple(parts[:_ALTERNATIVES]), way)
+        return parts[0] if len(parts) == 1 else Choice(tuple(parts[:_ALTERNATIVES]), branches)
 
-    def _either(self, one: Tensor, other: Tensor, ways: tuple[Way, Way] | None) -> Tensor:
+    def _either(self, one: Tensor, other: Tensor, sides: tuple[Branches, Branches] | None) -> Tensor:
         memories = tuple(dict.fromkeys((*one.memories, *other.memories)))[:6]
         parents: tuple[Node | Tensor, ...] = tuple(
             tensor.node or tensor for tensor in (one, other) if tensor.grad > NO or tensor.node is not None
         )
         clock = self.tick()
         # An undecided choice: values of another path do not apply.
-        own = ways or (((clock, 0),), ((clock, 1),))
-        lies: dict[Memory, Way] = {**(one.ways or {}), **(other.ways or {})}
-        for tensor, way, rest in ((one, own[0], other), (other, own[1], one)):
+        own = sides or (((clock, 0),), ((clock, 1),))
+        lies: dict[Memory, Branches] = {**(one.branches_of or {}), **(other.branches_of or {})}
+        for tensor, branches, rest in ((one, own[0], other), (other, own[1], one)):
             for memory in tensor.memories:
                 if memory not in rest.memories and memory not in lies:
-                    lies[memory] = way
+                    lies[memory] = branches
         node = Node("either", parents, (), self.site(self.statement), clock, max(one.grad, other.grad))
         is_leaf = one.is_leaf and other.is_leaf
         return Tensor(
@@ -203,9 +205,9 @@ class Base:
         node = Node("either", parents, (), self.site(self.statement), self.tick(), grad) if parents else None
         return Content(min(one.clock, other.clock), node, grad)
 
-    def join(self, one: State | None, other: State | None, way: Way) -> State | None:
+    def join(self, one: State | None, other: State | None, branches: Branches) -> State | None:
         """The state after two joining paths."""
-        return joined(one, other, way, self.merge, self.examine)
+        return joined(one, other, branches, self.merge, self.examine)
 
     # -- interface between the parts
 

@@ -78,20 +78,20 @@ class Calls(Libraries):
         able = [one for one in callee.values if not isinstance(one, Plain)]
         if len(able) == 1:
             return self.call(able[0], args, keywords, node, state)
-        way = state.way
+        branches = state.branches
         left: State | None = None
         result: Value | None = None
         for index, one in enumerate(able):
             there = state.copy()
-            there.way = (*way, (id(callee), index))
+            there.branches = (*branches, (id(callee), index))
             value = self.call(one, args, keywords, node, there)
-            ways = (way if left is None else left.way, there.way)
-            if len(ways[0]) == len(way):
-                ways = ((*way, (id(callee), -1)), ways[1])
-            result = value if result is None else self.merge(result, value, way, ways)
-            left = there if left is None else self.join(left, there, way)
+            sides = (branches if left is None else left.branches, there.branches)
+            if len(sides[0]) == len(branches):
+                sides = ((*branches, (id(callee), -1)), sides[1])
+            result = value if result is None else self.merge(result, value, branches, sides)
+            left = there if left is None else self.join(left, there, branches)
         if left is not None:
-            left.way = way
+            left.branches = branches
             state.become(left)
         return Plain() if result is None else result
 
@@ -155,9 +155,9 @@ class Calls(Libraries):
         if not frame.returned:
             return Plain(None, True)
         value, there, _ = frame.returned[-1]
-        way = state.way
+        branches = state.branches
         state.become(there)
-        state.way = way
+        state.branches = branches
         return value
 
     def _bind(
@@ -323,7 +323,7 @@ class Calls(Libraries):
             if name in kept - stored and tensor is not None:
                 need = self.graph_of(tensor, state)[1]
                 saved.append(
-                    Saved(tensor.memories, made.clock, name, max(need, made.grad), state.way, False, tensor.text)
+                    Saved(tensor.memories, made.clock, name, max(need, made.grad), state.branches, False, tensor.text)
                 )
         made.node = Node(kind.node.name, made.node.parents, tuple(saved), made.node.site, made.clock, made.grad)
         return made

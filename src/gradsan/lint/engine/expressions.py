@@ -157,21 +157,21 @@ class Expressions(Elements):
             value = self.evaluate(one, state)
             if isinstance(node.op, ast.Or) and isinstance(value, Plain) and value.known and not value.value:
                 continue
-            found = value if found is None else self.merge(found, value, state.way)
+            found = value if found is None else self.merge(found, value, state.branches)
         return Plain(None, True) if found is None else found
 
     def _if(self, node: ast.IfExp, state: State) -> Value:
         known = self.truth(node.test, state)
         if known is not None:
             return self.evaluate(node.body if known else node.orelse, state)
-        way = state.way
+        branches = state.branches
         there = state.copy()
-        there.way = (*way, (id(node), 0))
+        there.branches = (*branches, (id(node), 0))
         one = self.evaluate(node.body, there)
-        state.way = (*way, (id(node), 1))
+        state.branches = (*branches, (id(node), 1))
         other = self.evaluate(node.orelse, state)
-        both = self.merge(one, other, way, (there.way, state.way))
-        left = self.join(there, state, way)
+        both = self.merge(one, other, branches, (there.branches, state.branches))
+        left = self.join(there, state, branches)
         if left is not None and left is not state:
             state.become(left)
         return both

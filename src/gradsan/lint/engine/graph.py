@@ -202,7 +202,7 @@ class Graph(Tensors):
             for write in state.writes.get(memory, ()):
                 if write.clock > saved.clock:
                     level = saved.need
-                    if not (_is_prefix(write.way, saved.way) or _is_prefix(saved.way, write.way)):
+                    if not (_is_prefix(write.branches, saved.branches) or _is_prefix(saved.branches, write.branches)):
                         level = min(level, MAYBE)
                     return _Fault(node, saved, write, None, level)
         return None
@@ -345,7 +345,7 @@ class Graph(Tensors):
             )  # fmt: skip
         if not isinstance(owned, tuple):
             return
-        made_write = Write(self.tick(), site, f"{optimizer.kind}.step", "step", state.way, "", True)
+        made_write = Write(self.tick(), site, f"{optimizer.kind}.step", "step", state.branches, "", True)
         memories = dict.fromkeys(self.weights_of(owned, state))
         held = state.heap.get(_FILLED)
         filled = [one for one in memories if one in held] if isinstance(held, frozenset) else []

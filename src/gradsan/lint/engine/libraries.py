@@ -172,7 +172,7 @@ class Libraries(Methods):
         made = self.tensor_of(result)
         if made is not None and made.node is not None:
             saved = [
-                Saved(one.memories, made.clock, "input", made.grad, state.way, False, one.text)
+                Saved(one.memories, made.clock, "input", made.grad, state.branches, False, one.text)
                 for value in args[1:]
                 for one in self.tensors_in(value, state)
             ]

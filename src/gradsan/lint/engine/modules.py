@@ -253,14 +253,14 @@ class Modules(Graph):
             for one in states:
                 carries = self.graph_of(one, state)[1] != NO
                 more.append(
-                    Saved(one.memories, made.clock, "hx", made.grad, state.way, False, one.text, False, carries)
+                    Saved(one.memories, made.clock, "hx", made.grad, state.branches, False, one.text, False, carries)
                 )
             moving = max((self.graph_of(one, state)[1] for one in states), default=NO)
             if moving and not any(one.owners for one in made.node.saved):
-                more.append(Saved((layer.weights,), made.clock, "weight", moving, state.way, owners=(layer,)))
+                more.append(Saved((layer.weights,), made.clock, "weight", moving, state.branches, owners=(layer,)))
             if layer.has_weights and name in ("lstm", "gru", "rnn"):
                 # The time steps of one call pass the hidden state on through the weights.
-                more.append(Saved((layer.weights,), made.clock, "weight", made.grad, state.way, owners=(layer,)))
+                more.append(Saved((layer.weights,), made.clock, "weight", made.grad, state.branches, owners=(layer,)))
             made.node.saved = (*made.node.saved, *more)
             made.node.parents = (*made.node.parents, *self._parents(states, state))
         if name in ("rnn_cell",):
@@ -304,6 +304,6 @@ class Modules(Graph):
         for module in modules:
             weights = self.weights_of_unknown(module, state)
             parents.append(weights)
-            saved.append(Saved(weights.memories, clock, "weight", trains, state.way, owners=(module,)))
+            saved.append(Saved(weights.memories, clock, "weight", trains, state.branches, owners=(module,)))
         made.node = Node(name, tuple(parents), tuple(saved), self.site(node), clock, made.grad, is_opaque=True)
         return made

@@ -55,7 +55,7 @@ class Program(Statements):
         end = self._run(lambda: self.block(self.module.body, state), _MODULE_STATEMENTS)
         self._end_of_root(end or state)
         after = state if end is None else end
-        after.grad, after.way = True, ()
+        after.grad, after.branches = True, ()
         self._functions(self.module.body, after)
         self._needless()
         self._without_effect(self.module.body, self.module)
@@ -190,7 +190,7 @@ class Program(Statements):
             return
         if me is None and not self._is_triggered(node, level):
             return
-        state.grad, state.way = True, ()
+        state.grad, state.branches = True, ()
         self.root_level = level
 
         def run() -> State:

@@ -6,9 +6,9 @@ import ast
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from gradsan.lint.engine.values import Content, Memory, Node, Site, Value, Way, Write
+from gradsan.lint.engine.values import Branches, Content, Memory, Node, Site, Value, Write
 
-Merge = Callable[[Value, Value, Way, tuple[Way, Way]], Value]
+Merge = Callable[[Value, Value, Branches, tuple[Branches, Branches]], Value]
 
 
 class State:
@@ -17,10 +17,10 @@ class State:
     ``names`` are variables by (frame, name), ``heap`` attributes and elements by (owner, name), ``writes`` those that
     have surely happened to each memory, ``content`` a memory's content since a write under autograd, ``freed``
     the Nodes that a backward has freed. ``grad`` says whether autograd records, ``hooked`` whether hooks of the
-    program's pack the saved tensors, ``quiet`` whether nothing is reported, ``way`` the undecided choices around.
+    program's pack the saved tensors, ``quiet`` whether nothing is reported, ``branches`` the undecided choices around.
     """
 
-    __slots__ = ("content", "freed", "grad", "heap", "hooked", "names", "quiet", "way", "writes")
+    __slots__ = ("branches", "content", "freed", "grad", "heap", "hooked", "names", "quiet", "writes")
 
     def __init__(self) -> None:
         """An empty state, with autograd on."""
@@ -32,7 +32,7 @@ class State:
         self.grad = True
         self.quiet = False
         self.hooked = False
-        self.way: Way = ()
+        self.branches: Branches = ()
 
     def copy(self) -> State:
         """An independent copy of the state."""
@@ -42,18 +42,18 @@ class State:
         new.writes = self.writes.copy()
         new.content = self.content.copy()
         new.freed = self.freed.copy()
-        new.grad, new.quiet, new.hooked, new.way = self.grad, self.quiet, self.hooked, self.way
+        new.grad, new.quiet, new.hooked, new.branches = self.grad, self.quiet, self.hooked, self.branches
         return new
 
     def become(self, other: State) -> None:
         """Take over the content of ``other``, which is not used any more."""
         self.names, self.heap, self.writes = other.names, other.heap, other.writes
         self.content, self.freed = other.content, other.freed
-        self.grad, self.quiet, self.hooked, self.way = other.grad, other.quiet, other.hooked, other.way
+        self.grad, self.quiet, self.hooked, self.branches = other.grad, other.quiet, other.hooked, other.branches
 
 
 def joined(
-    one: State | None, other: State | None, way: Way, merge: Merge, examine: Callable[..., Content]
+    one: State | None, other: State | None, branches: Branches, merge: Merge, examine: Callable[..., Content]
 ) -> State | None:
     """The state after two paths that end in ``one`` and ``other``; None for a path that does not end here.
 
@@ -62,14 +62,14 @@ def joined(
     if one is None or other is None:
         left = one if other is None else other
         if left is not None:
-            left.way = way
+            left.branches = branches
         return left
-    ways = (one.way, other.way)
+    sides = (one.branches, other.branches)
     # Values are compared by identity; sets of pairs avoid a loop over the common entries.
     for key, value in sorted(other.names.items() - one.names.items(), key=lambda pair: pair[0]):
         mine = one.names.get(key)
-        one.names[key] = value if mine is None else merge(mine, value, way, ways)
-    _join_heaps(one, other, way, merge, ways)
+        one.names[key] = value if mine is None else merge(mine, value, branches, sides)
+    _join_heaps(one, other, branches, merge, sides)
     if one.writes != other.writes:
         for memory in one.writes.keys() | other.writes.keys():
             mine_writes, others = one.writes.get(memory, ()), other.writes.get(memory, ())
@@ -82,11 +82,11 @@ def joined(
     if one.freed is not other.freed:
         one.freed = {node: site for node, site in one.freed.items() if node in other.freed}
     one.grad = one.grad and other.grad
-    one.way = way
+    one.branches = branches
     return one
 
 
-def _join_heaps(one: State, other: State, way: Way, merge: Merge, ways: tuple[Way, Way]) -> None:
+def _join_heaps(one: State, other: State, branches: Branches, merge: Merge, sides: tuple[Branches, Branches]) -> None:
     for place, value in other.heap.items():
         mine = one.heap.get(place)
         if mine is value:
@@ -94,7 +94,7 @@ def _join_heaps(one: State, other: State, way: Way, merge: Merge, ways: tuple[Wa
         if mine is None:
             one.heap[place] = value
         elif isinstance(mine, tuple) and isinstance(value, tuple):
-            one.heap[place] = _join_items(mine, value, way, merge, ways)
+            one.heap[place] = _join_items(mine, value, branches, merge, sides)
         elif isinstance(mine, frozenset) and isinstance(value, frozenset):
             one.heap[place] = mine | value
         elif isinstance(mine, int) and isinstance(value, int):
@@ -103,18 +103,22 @@ def _join_heaps(one: State, other: State, way: Way, merge: Merge, ways: tuple[Wa
             both = dict(mine)
             for key, item in value.items():
                 held = both.get(key)
-                both[key] = item if held is None or held is item else merge(held, item, way, ways)
+                both[key] = item if held is None or held is item else merge(held, item, branches, sides)
             one.heap[place] = both
         elif not isinstance(mine, tuple | int | dict) and not isinstance(value, tuple | int | dict):
-            one.heap[place] = merge(mine, value, way, ways)  # type: ignore[arg-type]
+            one.heap[place] = merge(mine, value, branches, sides)  # type: ignore[arg-type]
 
 
 def _join_items(
-    mine: tuple[Value, ...], others: tuple[Value, ...], way: Way, merge: Merge, ways: tuple[Way, Way]
+    mine: tuple[Value, ...],
+    others: tuple[Value, ...],
+    branches: Branches,
+    merge: Merge,
+    sides: tuple[Branches, Branches],
 ) -> tuple[Value, ...]:
     if len(mine) != len(others):
         return mine if len(mine) > len(others) else others
-    return tuple(a if a is b else merge(a, b, way, ways) for a, b in zip(mine, others, strict=True))
+    return tuple(a if a is b else merge(a, b, branches, sides) for a, b in zip(mine, others, strict=True))
 
 
 @dataclass(slots=True, eq=False)

@@ -13,6 +13,7 @@ from gradsan.lint.engine.base import EnoughError, Loop, LoopEntry
 from gradsan.lint.engine.state import State
 from gradsan.lint.engine.values import (
     Bag,
+    Branches,
     Choice,
     ClassValue,
     Dictionary,
@@ -23,7 +24,6 @@ from gradsan.lint.engine.values import (
     Sequence,
     Tensor,
     Value,
-    Way,
 )
 
 _RAISING = frozenset({"raises", "assertRaises", "assertRaisesRegex", "assertWarns", "suppress"})
@@ -84,10 +84,10 @@ class Statements(Assignments):
         known = self.truth(node.test, state)
         if known is not None:
             return self.block(node.body if known else node.orelse, state)
-        way = state.way
+        branches = state.branches
         there = state.copy()
-        there.way = (*way, (id(node), 0))
-        state.way = (*way, (id(node), 1))
+        there.branches = (*branches, (id(node), 0))
+        state.branches = (*branches, (id(node), 1))
         self._narrow(node.test, there, True)
         self._narrow(node.test, state, False)
         quiet = state.quiet
@@ -97,9 +97,9 @@ class Statements(Assignments):
         if one is None or other is None:
             left = one if other is None else other
             if left is not None:
-                left.way = way
+                left.branches = branches
         else:
-            left = self.join(other, one, way)
+            left = self.join(other, one, branches)
         if left is not None:
             left.quiet = quiet
         return left
@@ -137,13 +137,13 @@ class Statements(Assignments):
 
     def _match(self, node: ast.Match, state: State) -> State | None:
         self.evaluate(node.subject, state)
-        way = state.way
+        branches = state.branches
         left: State | None = None
         for index, case in enumerate(node.cases):
             there = state.copy()
-            there.way = (*way, (id(node), index))
+            there.branches = (*branches, (id(node), index))
             end = self.block(case.body, there)
-            left = end if left is None else self.join(left, end, way)
+            left = end if left is None else self.join(left, end, branches)
         return left
 
     def _try(self, node: ast.Try, state: State) -> State | None:
@@ -205,7 +205,7 @@ class Statements(Assignments):
         loop = Loop()
         frame = self.frames[-1]
         frame.loops.append(loop)
-        way = state.way
+        branches = state.branches
         self._loops.append(LoopEntry(node, self.clock, len(self.frames)))
         current: State | None = state
         held: set[Memory] = set()
@@ -220,19 +220,19 @@ class Statements(Assignments):
             loop.continues = []
             current = self.block(node.body, current)
             for other in loop.continues:
-                current = self.join(current, other, way)
+                current = self.join(current, other, branches)
             if current is not None:
-                current.way = way
+                current.branches = branches
         self._loops.pop()
         frame.loops.pop()
         if current is None and loop.breaks:
             current = loop.breaks[-1]
-            current.way = way
+            current.branches = branches
         elif current is not None and node.orelse:
             current = self.block(node.orelse, current)
         if current is not None:
             if held:
-                _leave_choices(current, held, way)
+                _leave_choices(current, held, branches)
             self.loop_ended(node, current)
         return current
 
@@ -330,22 +330,22 @@ def _memories_of(value: Value) -> tuple[Memory, ...]:
     return value.memories if isinstance(value, Tensor) else ()
 
 
-def _leave_choices(state: State, held: set[Memory], way: Way) -> None:
+def _leave_choices(state: State, held: set[Memory], branches: Branches) -> None:
     """After a loop, take what some round binds (``if i == layer: kept = x``) for that of a round before the last.
 
-    ``held`` are the memories that names had when the last round began, ``way`` the choices around the loop.
+    ``held`` are the memories that names had when the last round began, ``branches`` the choices around the loop.
     """
     for name, value in state.names.items():
-        state.names[name] = _left_earlier(value, held, len(way))
+        state.names[name] = _left_earlier(value, held, len(branches))
 
 
 def _left_earlier(value: Value, held: set[Memory], depth: int) -> Value:
     if isinstance(value, Choice):
         parts = tuple(_left_earlier(one, held, depth) for one in value.values)
         return value if parts == value.values else replace(value, values=parts)
-    if not isinstance(value, Tensor) or not value.ways:
+    if not isinstance(value, Tensor) or not value.branches_of:
         return value
-    earlier = tuple(one for one in value.memories if one in held or len(value.ways.get(one, ())) <= depth)
+    earlier = tuple(one for one in value.memories if one in held or len(value.branches_of.get(one, ())) <= depth)
     return value if not earlier or earlier == value.memories else replace(value, memories=earlier)
 
 

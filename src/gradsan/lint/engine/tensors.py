@@ -160,7 +160,7 @@ class Tensors(Base):
             if slot.is_output:
                 if found.keeps_result and slot.name in ("result", "result0", "output"):
                     memories = result.memories
-                    saved.append(Saved(memories, clock, slot.name, need, state.way, True, result.text))
+                    saved.append(Saved(memories, clock, slot.name, need, state.branches, True, result.text))
                 continue
             tensor = self.tensor_of(inputs[slot.name]) if slot.name in inputs else None
             if tensor is not None and tensor.memories:
@@ -168,7 +168,7 @@ class Tensors(Base):
                 carries = self.graph_of(tensor, state)[1] != NO
                 saved.append(
                     Saved(
-                        tensor.memories, clock, slot.name, need, state.way, False, tensor.text, is_part, carries,
+                        tensor.memories, clock, slot.name, need, state.branches, False, tensor.text, is_part, carries,
                         tensor.owners,
                     )
                 )  # fmt: skip
@@ -267,10 +267,10 @@ class Tensors(Base):
         counted = target.is_counted and not target.is_array
         text = target.text or (_called_text(node) if kind == "module" else _written_text(node))
         shown = shown or _shown(node, name)
-        made = Write(clock, site, name, kind, state.way, text, counted, shown, maker)
+        made = Write(clock, site, name, kind, state.branches, text, counted, shown, maker)
         for memory in target.memories:
-            way = target.ways.get(memory, state.way) if target.ways else state.way
-            one = made if len(way) <= len(state.way) else replace(made, way=way)
+            branches = target.branches_of.get(memory, state.branches) if target.branches_of else state.branches
+            one = made if len(branches) <= len(state.branches) else replace(made, branches=branches)
             state.writes[memory] = (*state.writes.get(memory, ()), one)
         if not state.grad or not counted or target.is_cut or target.owners:
             return target

@@ -16,7 +16,7 @@ MAYBE: Final = 1
 YES: Final = 2
 """Whether a value requires grad, as far as the source shows."""
 
-Way: TypeAlias = tuple[tuple[int, int], ...]
+Branches: TypeAlias = tuple[tuple[int, int], ...]
 """The undecided choices around a place: (the choice, its branch), outermost first."""
 
 
@@ -50,7 +50,7 @@ class Write:
     site: Site
     op: str
     kind: str
-    way: Way
+    branches: Branches
     text: str
     counted: bool = True
     shown: str = ""
@@ -65,7 +65,7 @@ class Saved:
     clock: int
     slot: str
     need: int
-    way: Way
+    branches: Branches
     is_output: bool = False
     text: str = ""
     is_part: bool = False
@@ -101,8 +101,8 @@ class Tensor:
 
     ``view`` is ``view``, ``expand``, ``pieces`` (one of several views of one call) or ``no_grad`` (taken without
     autograd). ``is_cut``: it is detached (``detach()``). ``owners`` are the modules whose parameter it is.
-    For several memories, ``ways`` says on which path each of them is its own. ``constant`` is the ``autograd.grad``
-    without a graph that it was computed from, ``terms`` are such constants added to it.
+    For several memories, ``branches_of`` says on which path each of them is its own. ``constant`` is the
+    ``autograd.grad`` without a graph that it was computed from, ``terms`` are such constants added to it.
     """
 
     memories: tuple[Memory, ...]
@@ -120,7 +120,7 @@ class Tensor:
     constant: Site | None = None
     is_reduced: bool = False
     terms: frozenset[Site] = frozenset()
-    ways: dict[Memory, Way] | None = None
+    branches_of: dict[Memory, Branches] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -222,10 +222,10 @@ class Method:
 
 @dataclass(slots=True, eq=False)
 class Choice:
-    """One of several values that are not all tensors; the choice is at ``way``."""
+    """One of several values that are not all tensors; the choice is at ``branches``."""
 
     values: tuple[Value, ...]
-    way: Way = ()
+    branches: Branches = ()
 
 
 Value: TypeAlias = (

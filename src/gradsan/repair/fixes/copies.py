@@ -77,8 +77,8 @@ def collect_each_value(diagnosis: Diagnosis, fixes: tuple[Fix, ...]) -> tuple[Fi
     name = diagnosis.tensor.name if diagnosis.tensor is not None else None
     anew = blocks.fix("collect_each_value", (), name=name or "?")
     said = [replace(anew, lines=one.lines) if one.kind == "out_of_place" and one.lines else one for one in fixes]
-    is_told = any(one.kind == anew.kind for one in said)
-    return tuple(one for one in said if not (is_told and one.kind == "clone_before_mutation"))
+    is_made_anew = any(one.kind == anew.kind for one in said)
+    return tuple(one for one in said if not (is_made_anew and one.kind == "clone_before_mutation"))
 
 
 def _is_collected(label: Label) -> bool:

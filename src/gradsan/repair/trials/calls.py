@@ -21,7 +21,7 @@ class RepeatedCalls:
 
     def __init__(self) -> None:
         self.count = self.rounds = 0
-        self._met: dict[tuple[int, int], list[tuple[Place, ...]]] = {}
+        self._places: dict[tuple[int, int], list[tuple[Place, ...]]] = {}
         self._held: list[Any] = []
 
     def start(self) -> None:
@@ -30,8 +30,8 @@ class RepeatedCalls:
 
     def step(self) -> None:
         """End a round, counted if it had calls: parameters have changed, so the same call computes something else."""
-        self.rounds += bool(self._met)
-        self._met.clear()
+        self.rounds += bool(self._places)
+        self._places.clear()
         self._held.clear()
 
     def _hear(self, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -42,7 +42,7 @@ class RepeatedCalls:
             # An optimizer that evaluates a closure several times changes parameters within its step.
             versions = sum(p._version for p in module.parameters())
             places = tuple(map(_place, given))
-            known = self._met.setdefault((id(module), versions), [])
+            known = self._places.setdefault((id(module), versions), [])
             self.count += any(len(one) == len(places) and all(map(_overlap, one, places)) for one in known)
             known.append(places)
             # As long as they live, no other tensor has their memory.

@@ -78,7 +78,7 @@ class Recorder:
         self._begun: list[float] = []
         self._begun_count = 0
         self._labels: Any = WeakIdKeyDictionary()
-        self._met: dict[str, int] = {}
+        self._numbers: dict[str, int] = {}
         self._ends_with_backward = False
         self._left_over = LeftOver()
         self._draws = Draws()
@@ -297,8 +297,8 @@ class Recorder:
         for leaf in leaves:
             if leaf not in self._labels:
                 look = _look(leaf)
-                self._met[look] = self._met.get(look, 0) + 1
-                self._labels[leaf] = f"{look} {self._met[look]}"
+                self._numbers[look] = self._numbers.get(look, 0) + 1
+                self._labels[leaf] = f"{look} {self._numbers[look]}"
         return tuple(self._labels[leaf] for leaf in leaves)
 
 

@@ -69,7 +69,7 @@ class LostTerms(Finder):
         super().__init__(run)
         self._steps, self._optimizers, self._backwards = run.steps, run.stepped_optimizers, run.backwards
         self._waiting: list[_Term] = []
-        self._met = self._notes(collections.Counter[Hashable]())
+        self._rounds_at = self._notes(collections.Counter[Hashable]())
         self._phases = self._notes(dict[Hashable, set[Any]]())
         """The lines whose losses have a term made at one place, by that place and the memory of a leaf."""
 
@@ -176,8 +176,8 @@ class LostTerms(Finder):
             # Still there: a later step may use it.
             self._waiting.append(one)
         elif all(cleared) and step is not None:
-            self._met[one.key] += 1
-            if self._met[one.key] > 1 and one.key not in self._described:
+            self._rounds_at[one.key] += 1
+            if self._rounds_at[one.key] > 1 and one.key not in self._described:
                 self._described.add(one.key)
                 is_cut = next(clue.values["is_cut"] for clue in one.clues if clue.role == "term")
                 in_turn = len(self._phases[one.place]) > 1
