@@ -67,6 +67,10 @@ def _fixes(facts: Facts) -> tuple[Fix, ...]:
     if once:
         return (*once, *reorder)
     cut = () if _learns_from_each(facts) else detach_other_network(facts.conflict.borrowed, facts.conflict.retained_at)
+    used_at = facts.conflict.use.site.user_frame
+    slipped = () if used_at is None else source.backward_to_its_step(used_at)
+    if slipped:
+        return (Fix.worded("help.step_behind_backward", {}, slipped), *cut, *again)
     if all(update.kind != "step" for update in facts.updates):
         after = (*fixes.update_after_backward(facts), *fixes.copy_within_forward(facts))
         if not after and _is_of_forward(facts):

@@ -81,7 +81,9 @@ def thrown_away(failure: Failure) -> Diagnosis | None:
     frame = failure.site.user_frame
     is_measured = is_idle and frame is not None and not source.is_loss_read_elsewhere(frame)
     kind = "never_used" if is_idle else f"{'part_' if is_part else ''}thrown_away"
-    fix = "step_after_backward" if is_idle else "clear_after_step" if is_part else "clear_elsewhere"
+    slipped = () if is_idle or frame is None else source.backward_to_its_step(frame)
+    late = is_idle or bool(slipped)
+    fix = "step_after_backward" if late else "clear_after_step" if is_part else "clear_elsewhere"
     return parts.diagnosis(
         failure,
         "GS424",
@@ -96,7 +98,7 @@ def thrown_away(failure: Failure) -> Diagnosis | None:
             *(() if is_idle else parts.label_of(stepped, "note", "label.steps_without", values)),
         ),
         tensor=parts.tensor_of(gradient) if gradient.name else None,
-        fixes=(parts.fix(fix, "changed", values),),
+        fixes=(parts.fix(fix, "changed", values, lines=slipped),),
     )
 
 

@@ -50,6 +50,7 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     copies.renew_data,
     copies.anew_for_context,
     states.state_in_module,
+    states.cut_where_bound,
     copies.list_and_stack,
     states.renew_buffers,
     turns.later_turn_first,

@@ -178,7 +178,10 @@ def _put_into(
     if first.statement is not needed and draws_again(one for node in moving for one in ast.walk(node)):
         return None
     bound = set().union(*map(_bound, moving))
-    body = source.span(_first_after_docstring(loop))
+    # Where they are read first: what stands before may change what they are computed from.
+    start = loop.body.index(_first_after_docstring(loop))
+    reading = next((one for one in loop.body[start:] if blocks.names_read([one]) & bound), loop.body[start])
+    body = source.span(reading)
     indent = source.indent(body)
     text = "\n".join(textwrap.indent(textwrap.dedent(blocks.text_of(source, node)), indent) for node in moving)
     changes = {body.line: f"{text}\n{source.lines[body.line - 1]}"}

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 
 from gradsan.model import Diagnosis, Fix, Frame, Label
 from gradsan.repair.fixes import _blocks as blocks
-from gradsan.source.change import Edit, apply_change, text_with
+from gradsan.source.change import Edit, apply_change, changed_lines, text_with
 from gradsan.source.identifiers import chain_key, local_nodes
 from gradsan.source.locate import statement_at
 from gradsan.source.methods import ADDING
 from gradsan.source.modules import DETACHED, object_cut
 from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.rewrite.out_of_place import out_of_place
+from gradsan.source.rewrite.suggest import detach_at
 from gradsan.source.rewrite.uncut import torch_in
 from gradsan.source.rounds import shape_bound_at
 from gradsan.source.targets import target_at
@@ -64,6 +65,23 @@ def state_in_module(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     found = [_detached(max(ends, key=lambda place: place.index), model, kept)]
     found += [_begun_anew(first, model, kept, name) for name in _forgetting(kept)]
     return tuple(fix for fix in found if fix is not None)
+
+
+def cut_where_bound(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """Detach the state in the statement that binds it, where a line after the round leaves what hangs on it attached.
+
+    A buffer into which each round writes the state, though only some run a backward.
+    """
+    bridge, used = blocks.first(diagnosis, "bridge"), blocks.first(diagnosis, "used")
+    name = None if bridge is None else bridge.message.values.get("bridge")
+    if diagnosis.cause not in _CAUSES or bridge is None or used is None or not isinstance(name, str):
+        return ()
+    bound, walked = statement_at(bridge.frame), statement_at(used.frame)
+    known = any(fix.kind == "detach_carried_state" and fix.lines for fix in diagnosis.fixes)
+    if not known or bound is None or walked is None or not set(bound.loops) <= set(walked.loops):
+        return ()  # a loop of its own is a part of the round, through which its loss is to reach
+    lines = changed_lines(bridge.frame.file, detach_at(bridge.frame, name))
+    return (Fix.worded("help.detach_carried_state", {"bridge": name}, lines),) if lines else ()
 
 
 def _kept_by(frame: Frame) -> _Kept | None:

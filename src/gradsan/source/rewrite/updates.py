@@ -233,26 +233,26 @@ def _is_cleared_for(block: list[ast.stmt], step: ast.stmt, backward: ast.stmt, o
     That is the first backward of the block, and no step comes next. Or all others clear before they step, and the one
     that steps next has a backward of its own since.
     """
-    first, last = block.index(step), block.index(backward)
+    first, last = step.lineno, backward.lineno
     calls = [
-        (index, one.func.attr, ast.unparse(one.func.value))
-        for index, node in enumerate(block)
+        (one.lineno, one.func.attr, ast.unparse(one.func.value))
+        for node in block
         for one in ast.walk(node)
         if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute)
     ]
-    backwards = [index for index, name, _ in calls if name == "backward"]
-    stepping = [(index, owner) for index, name, owner in calls if name == "step"]
-    cleared = {owner: index for index, name, owner in reversed(calls) if name == "zero_grad"}
-    if [owner for _, owner in stepping].count(optimizer) != 1 or any(first < index < last for index in backwards):
+    backwards = [line for line, name, _ in calls if name == "backward"]
+    stepping = [(line, owner) for line, name, owner in calls if name == "step"]
+    cleared = {owner: line for line, name, owner in reversed(calls) if name == "zero_grad"}
+    if [owner for _, owner in stepping].count(optimizer) != 1 or any(first < line < last for line in backwards):
         return False
-    if not first <= cleared.get(optimizer, -1) < last:
+    if not first <= cleared.get(optimizer, 0) <= last:
         return False
-    until = min((index for index in backwards if index > last), default=len(block))
-    following = next((owner for index, owner in stepping if last < index < until), None)
+    until = min((line for line in backwards if line > last), default=max(line for line, _, _ in calls) + 1)
+    following = next((owner for line, owner in stepping if last < line < until), None)
     if min(backwards) == last:
         return following is None
-    others = [(index, owner) for index, owner in stepping if owner != optimizer and owner in cleared]
-    is_before = bool(others) and all(cleared[owner] < index for index, owner in others)
+    others = [(line, owner) for line, owner in stepping if owner != optimizer and owner in cleared]
+    is_before = bool(others) and all(cleared[owner] <= line for line, owner in others)
     return is_before and (following is None or any(cleared.get(following, last) <= one < first for one in backwards))
 
 
