@@ -55,23 +55,27 @@ def find(used: Site, bridge: Bridge) -> Carrier | None:
     variable that holds the tensor itself decides between several names, then the statement that made it.
     """
     use = used.user_frames
-    level, groups = _groups(bridge.taken_near, use, bridge.made_near)
-    if not groups and len(bridge.taken_near) == 1:
-        # An operation that saves nothing has no site of its own; the last save before it may be all that is known.
-        level, groups = _groups((*bridge.taken_near, used), use, bridge.made_near)
-    states = (
-        (at, [one for one in some if _in_round(one.name, at, level) not in bridge.numbers]) for at, some in groups
-    )
-    groups = [(place, found) for place, found in states if found]
+    level, groups = _carrying(bridge.taken_near, use, bridge)
+    if not groups:
+        # An operation that saves nothing has no site of its own; the last save before it may be all that is known. Or
+        # the round before has written the tensor into what carries it.
+        level, groups = _carrying((*bridge.taken_near, used), use, bridge)
     groups = _without_own_methods(groups, bridge.made_near) or groups
     live = (group for group in groups if _holds(group, level, bridge.name))
     made = (group for group in groups if any(_was_made_at(one.bound_at, bridge.made_near) for one in group[1]))
-    chosen = next(chain(live, made, groups), None)
+    kept = (group for group in groups if any(_was_made_at(one.bound_at, bridge.taken_near) for one in group[1]))
+    chosen = next(chain(live, made, kept, groups), None)
     if chosen is None:
         return None if bridge.name is None else Carrier(bridge.name)
     place, carried = chosen
     known = (one for one in carried if _same(_in_round(one.name, place, level), bridge.name))
-    first = next(known, None) or min(carried, key=lambda one: not _was_made_at(one.bound_at, bridge.made_near))
+    first = next(known, None) or min(
+        carried,
+        key=lambda one: (
+            not _was_made_at(one.bound_at, bridge.made_near),
+            not _was_made_at(one.bound_at, bridge.taken_near),
+        ),
+    )
     together = {one.name: (other, one) for other, found in groups if other.stack == place.stack for one in found}
     names = ((_in_round(one.name, other, level), one) for other, one in together.values())
     return Carrier(
@@ -199,6 +203,15 @@ def _update_at(updated: Site | None, use: tuple[Frame, ...], level: int) -> Fram
     """The frame at which the function at ``level`` of the backward's stack made the update, or called its function."""
     update = updated.user_frames if updated is not None else ()
     return update[level] if update and shared_level(update, use) >= level else None
+
+
+def _carrying(sites: Sequence[Site], use: tuple[Frame, ...], bridge: Bridge) -> tuple[int, _Groups]:
+    """The same as ``_groups`` without names that hold plain numbers."""
+    level, groups = _groups(sites, use, bridge.made_near)
+    states = (
+        (at, [one for one in some if _in_round(one.name, at, level) not in bridge.numbers]) for at, some in groups
+    )
+    return level, [(place, found) for place, found in states if found]
 
 
 def _groups(sites: Sequence[Site], use: tuple[Frame, ...], made_near: tuple[Site, ...]) -> tuple[int, _Groups]:

@@ -319,10 +319,14 @@ def _gives_several(once: BuiltOnce) -> bool:
 
 def _cut_off(once: BuiltOnce) -> Lines:
     """The line that computes the value, or takes it out of a container, detached."""
-    bound_at = once.bound_at or _taken_out(once)
-    if bound_at is None or not isinstance(once.name, str):
+    if not isinstance(once.name, str):
         return ()
-    return source.changed_lines(bound_at.file, source.detach_at(bound_at, once.name))
+    for frame in once.made:
+        behind = None if once.used is None else source.detach_behind_loop(frame, once.used, once.name)
+        if lines := source.changed_lines(frame.file, behind):
+            return lines
+    bound_at = once.bound_at or _taken_out(once)
+    return () if bound_at is None else source.changed_lines(bound_at.file, source.detach_at(bound_at, once.name))
 
 
 def _taken_out(once: BuiltOnce) -> Frame | None:

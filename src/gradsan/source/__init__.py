@@ -78,14 +78,15 @@ _NAMES = {
     "rewrite.listing": "list_and_stack rebuilt_list",
     "rewrite.moving": "bound_names detach_given detach_reads move_behind taken_from within_block",
     "rewrite.out_of_place": (
-        "argument_out_of_place out_of_place recorded result_out_of_place written_for_caller written_for_others"
+        "argument_out_of_place out_of_place recorded result_out_of_place runs_again_on_result written_for_caller "
+        "written_for_others"
     ),
     "rewrite.renewing": "computed_before_rounds run_again run_again_for_next_round run_again_for_state view_again",
     "rewrite.scatter": "element_out_of_place part_out_of_place",
     "rewrite.stepping": "backward_to_its_step",
     "rewrite.suggest": (
-        "clone_at_save clone_before detach_at drop_keyword has_keyword inplace_false switch_on_before undone "
-        "undone_numbers"
+        "clone_at_save clone_before detach_at detach_behind_loop drop_keyword has_keyword inplace_false "
+        "switch_on_before undone undone_numbers"
     ),
     "rewrite.uncut": "Uncut cut_at_use detach_held read_with_graph term_uncut",
     "rewrite.updates": "is_put_back stands_before_its_backward steps_again under_no_grad updated_in_place",

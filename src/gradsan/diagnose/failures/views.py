@@ -260,7 +260,10 @@ def _fixes(failure: Failure, purpose: str, values: Mapping[str, object]) -> tupl
         return (parts.fix("view_again", "preserved", values, lines=again),)
     outside = parts.fix("no_grad", "preserved", values, lines=statements.changed(failure, source.under_no_grad))
     new = statements.new_tensor(failure, values)
-    if purpose == "computation" and not any(one.lines for one in new) and _is_taken(failure):
+    frame = failure.site.user_frame
+    # Bound to the name of the leaf, the result would be computed from again in the next round.
+    is_repeated = frame is not None and source.runs_again_on_result(frame, _op(failure))
+    if purpose == "computation" and (is_repeated or not any(one.lines for one in new)) and _is_taken(failure):
         lines = statements.changed(failure, lambda frame: source.result_out_of_place(frame, _op(failure)))
         new = (parts.fix("out_of_place", "preserved", values, lines=lines),)
     if purpose == "update":

@@ -30,6 +30,7 @@ from gradsan.source.rewrite.rebinding import (
     bound_ahead,
     bound_to_result,
     can_rebind,
+    is_repeated,
     is_written_for_caller,
     is_written_for_others,
     notes_on_rebinding,
@@ -121,6 +122,14 @@ def result_out_of_place(frame: Frame, op: str) -> Change | None:
         return None
     source, chain = found[0].source, _rewrite_chain(found[0].source, found[0].node)
     return None if chain is None else edited(source, chain.edits, _KIND)
+
+
+def runs_again_on_result(frame: Frame, op: str) -> bool:
+    """Whether a loop runs the write at ``frame`` again, on what it has written: bound to the name, too."""
+    found = target_at(frame, op)
+    if found is None or not isinstance(found[1].node, ast.Name) or isinstance(found[0].node, ast.AugAssign):
+        return False
+    return is_repeated(found[0].source, found[1].node, found[0].node)
 
 
 def argument_out_of_place(frame: Frame, op: str) -> Change | None:

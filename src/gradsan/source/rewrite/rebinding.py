@@ -142,16 +142,11 @@ def is_read_afterwards(source: SourceFile, target: ast.expr, operation: ast.expr
     statement = source.statement(operation)
     function = source.function(operation)
     inside = set(ast.walk(operation))
-    loops = [
-        parent
-        for parent, _ in source.ancestors(operation)
-        if isinstance(parent, ast.For | ast.AsyncFor | ast.While | ast.comprehension)
-    ]
+    loops = _loops_around(source, operation)
     around = {node for loop in loops for node in ast.walk(loop)}
     end = source.span(operation)
     is_bound_here = isinstance(statement, ast.Assign) and any(chain_key(one) == target.id for one in statement.targets)
-    is_repeated = bool(loops) and not _is_renewed(source, target, operation, loops)
-    if not is_bound_here and (is_repeated or _is_declared(source, target)):
+    if not is_bound_here and (is_repeated(source, target, operation) or _is_declared(source, target)):
         return True
     for node in source.nodes if function is None else ast.walk(function):
         if (
@@ -167,6 +162,20 @@ def is_read_afterwards(source: SourceFile, target: ast.expr, operation: ast.expr
         if not is_bound_here and not is_here and (source.span(node) > end or node in around):
             return True
     return False
+
+
+def _loops_around(source: SourceFile, operation: ast.expr) -> list[_Loop]:
+    return [
+        parent
+        for parent, _ in source.ancestors(operation)
+        if isinstance(parent, ast.For | ast.AsyncFor | ast.While | ast.comprehension)
+    ]
+
+
+def is_repeated(source: SourceFile, target: ast.Name, operation: ast.expr) -> bool:
+    """Whether loops around ``operation`` run it again on the same value of the name."""
+    loops = _loops_around(source, operation)
+    return bool(loops) and not _is_renewed(source, target, operation, loops)
 
 
 def _is_renewed(source: SourceFile, target: ast.Name, operation: ast.expr, loops: Sequence[_Loop]) -> bool:

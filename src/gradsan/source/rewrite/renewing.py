@@ -185,11 +185,16 @@ def run_again_for_state(name: str, bound: Frame, updated: Sequence[Frame]) -> tu
     """The value carried into the next round as ``name``, computed once more after the update, and the lines.
 
     ``value = next_value`` of a round that computed ``next_value = critic(state)``. None where the value depends on one
-    carried over before (a hidden state, a running sum), or where the source does not show how it was computed.
+    carried over before (a hidden state, a running sum), where it is written into a part of a memory, or where the
+    source does not show how it was computed.
     """
     own = statement_at(bound)
     places = [] if own is None else [(block, node) for _, block, node in blocks_around(updated) if own.node in block]
-    value = None if own is None else next((one.value for one in bindings_of(own.node) if one.name == name), None)
+    value = (
+        None
+        if own is None
+        else next((one.value for one in bindings_of(own.node) if one.name == name and one.replaces), None)
+    )
     if own is None or not places or not isinstance(value, ast.Name):
         return None
     source, (block, update) = own.source, places[0]
