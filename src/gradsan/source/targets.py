@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -87,13 +88,14 @@ def mixed_operand(frame: Frame, op: str) -> tuple[str, str] | None:
     """``mean`` and ``w`` of ``mean.mul_(d).add_((1 - d) * w.data)``, ``mean.copy_(d * mean + (1 - d) * w)``, or
     of ``mean.data = d * mean.data + (1 - d) * w.data``.
 
-    None where the tensor cannot be told from the factors: ``d`` is one for ``1 - d``, ``w.data`` is none.
+    None where the tensor cannot be told from the factors: ``1 - d``, here or just before, shows one; ``w.data`` is none.
     """
-    operand, own, read = _update_at(frame, op)
-    if not isinstance(operand, ast.BinOp | ast.Call):
+    (operand, own, read), statement = _update_at(frame, op), statement_at(frame)
+    if not isinstance(operand, ast.BinOp | ast.Call) or statement is None:
         return None
-    chains = {read(one) for one in _parts_of(operand)}
-    sums = [one for one in ast.walk(operand) if isinstance(one, ast.BinOp)]
+    chains, (parent, block) = {read(one) for one in _parts_of(operand)}, statement.source.parents[statement.node]
+    near = list(itertools.takewhile(lambda one: one is not statement.node, getattr(parent, block)))[-1:]
+    sums = [one for node in (*near, statement.node) for one in ast.walk(node) if isinstance(one, ast.BinOp)]
     rests = [one.right for one in sums if isinstance(one.op, ast.Div)]
     rests += [one.right for one in sums if isinstance(one.op, ast.Sub) and isinstance(one.left, ast.Constant)]
     rests += [one.left for one in sums if isinstance(one.right, ast.Constant) and isinstance(one.op, ast.Add | ast.Sub)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import collections
 import sys
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +29,7 @@ _LEAVES_COMPARED, _VALUES_COMPARED = 4, 64
 class _Idle(NamedTuple):
     """Leaves whose gradients were cleared in rounds without a step, some of their values then, and the report of it."""
 
+    stack: RawStack
     clock: int
     storages: frozenset[int]
     values: list[tuple[_torch.weak_tensor, torch.Tensor]]
@@ -36,23 +37,27 @@ class _Idle(NamedTuple):
 
 
 class ForgottenSteps:
-    """Notes such rounds by the line of their backward, for a look at the end of the program."""
+    """Notes such rounds by the line of their backward, and by optimizer, for a look at the end of the program."""
 
     def __init__(self, core: Core, steps: Steps, making: Making) -> None:
         self._core, self._steps, self._making = core, steps, making
-        self._idle: dict[RawStack, _Idle] = {}
-        self._rounds = collections.Counter[RawStack]()
+        self._idle: dict[Hashable, _Idle] = {}
+        self._rounds = collections.Counter[Hashable]()
 
     def forget(self) -> None:
         """Forget all rounds."""
         self._idle.clear()
         self._rounds.clear()
 
-    def note(self, stack: RawStack, first: Clearing, leaves: list[Any]) -> None:
-        """Note a round without a step; the second one is described, by the ``leaves`` that no step had."""
-        self._rounds[stack] += 1
+    def note(self, stack: RawStack, first: Clearing, leaves: list[Any], key: Hashable = None) -> None:
+        """Note a round without a step; the second one is described, by the ``leaves`` that no step had.
+
+        ``key`` stands for a line's rounds without a step of one optimizer, which others had.
+        """
+        key = stack if key is None else key
+        self._rounds[key] += 1
         frame = sys._getframe(1)
-        if self._rounds[stack] != 2 or any(leaf is None for leaf in leaves) or program_reads_gradients(frame):
+        if self._rounds[key] != 2 or any(leaf is None for leaf in leaves) or program_reads_gradients(frame):
             return
         held = (type(one).__name__ for one, _ in self._making.optimizers() if _has(one, leaves[0]))
         facts = {**_torch.facts_of(leaves[0]), "leaves": len(leaves), "is_refilled": False, "is_part": ""}
@@ -63,13 +68,13 @@ class ForgottenSteps:
         )
         values = [(_torch.weak_tensor(one), _first_values(one)) for one in leaves[:_LEAVES_COMPARED]]
         storages = frozenset(map(_torch.storage_or_none, leaves))
-        self._idle[stack] = _Idle(self._core.clock, storages, values, clues)
+        self._idle[key] = _Idle(stack, self._core.clock, storages, values, clues)
 
-    def until_now(self) -> Iterator[tuple[RawStack, tuple[Clue, ...]]]:
-        """Yield the lines whose leaves no step had since, and have their values still."""
-        for stack, idle in self._idle.items():
+    def until_now(self) -> Iterator[tuple[RawStack, Hashable, tuple[Clue, ...]]]:
+        """Yield the lines, with their keys, whose leaves no step had since, and have their values still."""
+        for key, idle in self._idle.items():
             if not self._is_trained(idle):
-                yield stack, idle.clues
+                yield idle.stack, key, idle.clues
 
     def _is_trained(self, idle: _Idle) -> bool:
         """Whether a step had one of the leaves, or one has other values now, or was written and is gone."""

@@ -116,8 +116,8 @@ class SpentGradients(RoundDetector):
     @_torch.hushed()
     def settle(self) -> None:
         """Report the lines whose gradients no step has used until the end."""
-        for stack, clues in self._forgotten.until_now():
-            if stack not in self._used | self._described:
+        for stack, key, clues in self._forgotten.until_now():
+            if stack not in self._described and key not in self._used:
                 self._described.add(stack)
                 self._report_at(THROWN, stack, *clues)
         super().settle()
@@ -228,6 +228,8 @@ class SpentGradients(RoundDetector):
             if idle:
                 earliest = min((by for _, by in idle), key=lambda by: by.clock)
                 self._forgotten.note(entry.stack, earliest, [one.leaf() for one, _ in idle])
+        elif not (is_whole or used or moved or later):
+            self._forgotten.note(entry.stack, first, [one.leaf() for one in gradients], key)
         if used or moved:
             self._used.add(key)
         # One loss often reaches parameters that another trains: they are cleared, and refilled before their step.
