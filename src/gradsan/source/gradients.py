@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gradsan.heuristics import is_step_function
 from gradsan.model import Frame
@@ -80,14 +80,18 @@ def is_loss_read_elsewhere(frame: Frame) -> bool:
     return any((at := source.statement(one)) is None or one.id not in assigned_names(at) for one in others)
 
 
-def clears_each_part(cleared: Frame, backward: Frame, step: Frame) -> bool:
+def clears_each_part(cleared: Sequence[Frame], backward: Sequence[Frame], step: Sequence[Frame]) -> bool:
     """Whether a loop divides its loss by the number of iterations per step, yet clears gradients in each iteration.
 
     ``loss = loss / k``, ``if (i + 1) % k == 0: optimizer.step()``, and a ``zero_grad()`` outside of that ``if``. A
-    function without a loop is taken for the body of one. Or a loop of ``k`` parts, with the step after it.
+    function without a loop is taken for the body of one. Or a loop of ``k`` parts, with the step after it. What the
+    calls of one function lead to counts as in it.
     """
-    places = [statement_at(one) for one in (cleared, backward, step)]
-    clears, runs, steps = places
+    paths = (cleared, backward, step)
+    same = [len({(one.file, one.function) for one in each}) == 1 for each in zip(*paths, strict=False)]
+    depth = [*same, False].index(False)
+    places = [statement_at(one[depth - 1]) for one in paths if depth]
+    clears, runs, steps = places or (None, None, None)
     if clears is None or runs is None or steps is None:
         return False
     loop = steps.loops[-1] if steps.loops else steps.function
@@ -95,22 +99,19 @@ def clears_each_part(cleared: Frame, backward: Frame, step: Frame) -> bool:
         return False
     if not all(is_inside(one.node, loop) for one in (clears, runs)):
         return False
+    called = [[at for one in path[depth:] if (at := statement_at(one)) is not None] for path in (backward, step)]
+    divisors = {text for one in called[0] if one.function is not None for text in _divisors(one.function)}
     for node in ast.walk(loop):
         if isinstance(node, ast.For) and not is_inside(steps.node, node):
             is_part = is_inside(clears.node, node) and is_inside(runs.node, node)
-            if is_part and not _lengths(node.iter).isdisjoint(_divisors(node)):
+            if is_part and not _lengths(node.iter).isdisjoint(divisors | _divisors(node)):
                 return True
-        if not isinstance(node, ast.If) or not is_inside(steps.node, node):
-            continue
-        periods = {
-            ast.unparse(part.right)
-            for part in ast.walk(node.test)
-            if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod)
-        }
-        is_outside = not is_inside(clears.node, node) and not is_inside(runs.node, node)
-        if periods and is_outside and not periods.isdisjoint(_divisors(loop)):
-            return True
-    return False
+    guards = [node for node in ast.walk(loop) if isinstance(node, ast.If) and is_inside(steps.node, node)]
+    guards = [one for one in guards if not is_inside(clears.node, one) and not is_inside(runs.node, one)]
+    guards += [one for at in called[1] for one, _ in at.source.ancestors(at.node) if isinstance(one, ast.If)]
+    parts = [part for node in guards for part in ast.walk(node.test) if isinstance(part, ast.BinOp)]
+    periods = {ast.unparse(part.right) for part in parts if isinstance(part.op, ast.Mod)}
+    return not periods.isdisjoint(divisors | _divisors(loop))
 
 
 def _lengths(iterable: ast.expr) -> set[str]:

@@ -326,9 +326,8 @@ def _dotted(name: str) -> str:
 
 def adds_up_parts(cleared: Any, backward: Any, step: Any) -> bool:
     """Whether the source at these stacks shows that gradients cleared part by part were meant to be accumulated."""
-    frames = [symbolise(one).user_frame for one in (cleared, backward, step)]
-    known = [one for one in frames if one is not None]
-    return len(known) == len(frames) and source.clears_each_part(*known)
+    cleared_at, ran_at, stepped_at = (symbolise(one).user_frames for one in (cleared, backward, step))
+    return source.clears_each_part(cleared_at, ran_at, stepped_at)
 
 
 def is_bound_after(made: Frame, path: str) -> bool:
