@@ -12,11 +12,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from gradsan.model import Frame
-from gradsan.source.identifiers import Binding, bindings_of
-from gradsan.source.locate import statement_at
+from gradsan.source.identifiers import Binding, bindings_of, consumed_names, leaf_name
+from gradsan.source.locate import expression_at, statement_at
 
 State = dict[str, frozenset["Definition"]]
 _MAX_ROUNDS = 20
+_DRAWS = frozenset(
+    {
+        *("rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "normal", "normal_", "uniform_"),
+        *("bernoulli", "bernoulli_", "poisson", "standard_normal", "uniform", "laplace", "exponential_"),
+    }
+)
+"""Functions of torch and NumPy that draw random numbers."""
+_COPIES = frozenset({"clone", "copy", "deepcopy", "repeat"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,3 +264,50 @@ def binding_at(frame: Frame, name: str) -> Binding | None:
         if binding.name == name and binding.replaces and not isinstance(binding.statement, ast.AugAssign)
     ]
     return found[0] if len(found) == 1 else None
+
+
+def adds_noise(frame: Frame) -> bool:
+    """Whether the write at ``frame`` adds random numbers alone, perhaps scaled: ``x += 0.1 * torch.randn_like(x)``."""
+    found, statement = expression_at(frame), statement_at(frame)
+    node = found.node if found is not None else None if statement is None else statement.node
+    operand = node.args[0] if isinstance(node, ast.Call) and node.args else getattr(node, "value", None)
+    return isinstance(operand, ast.expr) and _is_noise(operand, frame)
+
+
+def _is_noise(node: ast.expr, frame: Frame) -> bool:
+    match node:
+        case ast.BinOp(left=left, op=ast.Mult() | ast.Div(), right=right):
+            return _is_noise(left, frame) or _is_noise(right, frame)
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub(), right=ast.Constant()):
+            return _is_noise(left, frame)
+        case ast.UnaryOp(operand=operand):
+            return _is_noise(operand, frame)
+        case ast.Call(func=func):
+            return leaf_name(func) in _DRAWS or (isinstance(func, ast.Attribute) and _is_noise(func.value, frame))
+        case ast.Name(id=name):
+            bound = binding_at(frame, name)
+            return bound is not None and bound.value is not None and _is_noise(bound.value, frame)
+    return False
+
+
+def is_of_copy(frame: Frame, name: str) -> bool:
+    """Whether ``name``, or what it is a part of or is taken from in a loop, comes from a copy in its function."""
+    statement = statement_at(frame)
+    if statement is None or statement.scope is None:
+        return True
+    waiting, seen = [(statement.node, frozenset({name}))], set[ast.stmt]()
+    while waiting:
+        at, names = waiting.pop()
+        if at in seen:
+            continue
+        seen.add(at)
+        found = reaching(statement.scope.body, at)
+        for bound in (one.statement for each in names for one in found.get(each, ())):
+            value = bound.iter if isinstance(bound, ast.For) else getattr(bound, "value", None)
+            if bound is None or not isinstance(value, ast.expr):
+                continue
+            calls = (part for part in ast.walk(value) if isinstance(part, ast.Call))
+            if any(leaf_name(one.func) in _COPIES for one in calls):
+                return True
+            waiting.append((bound, frozenset(consumed_names(value))))
+    return False

@@ -210,6 +210,37 @@ def states_that_fade() -> None:
             width.sub_(0.01)
 
 
+def states_that_drift() -> None:
+    net, clean = nn.Linear(3, 3), torch.randn(12, 3)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    chains, walkers = torch.randn(12, 3), torch.randn(12, 3)
+    for _ in range(6):
+        noisy = clean.clone()
+        for _ in range(4):
+            for x, x0, chain, walker in zip(noisy.split(4), clean.split(4), chains.split(4), walkers.split(4)):
+                x += 0.2 * torch.randn_like(x)
+                slope = chain - chain.mean(0)
+                chain -= 0.1 * slope
+                chain += 0.4 * torch.randn_like(chain)
+                before = walker.clone()
+                walker += 0.3 * torch.randn_like(walker)
+                walker[walker.norm(dim=1) > 2] = before[walker.norm(dim=1) > 2]
+                _fit(net, optimizer, (net(x) - x0).pow(2).mean() + net(chain).pow(2).mean() + net(walker).mean())
+
+
+def steps_that_wait_for_a_later_phase() -> None:
+    trunk, early, late = nn.Linear(4, 6), nn.Linear(6, 1), nn.Linear(6, 1)
+    optimizers = [torch.optim.Adam(one.parameters(), lr=0.01) for one in (trunk, early, late)]
+    every = torch.optim.SGD([*trunk.parameters(), *late.parameters()], lr=0.1)
+    for turn in range(30):
+        shared = trunk(torch.randn(5, 4)).relu()
+        every.zero_grad()
+        optimizers[1].zero_grad()
+        ((early(shared) - 1).pow(2).mean() + (late(shared) - 2).pow(2).mean()).backward()
+        for optimizer in optimizers[: 2 if turn < 26 else 3]:
+            optimizer.step()
+
+
 class _Rounded(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         copied, kept = x.clone(), x * 1.0
@@ -359,6 +390,8 @@ PROGRAMS = (
     data_that_requires_gradients,
     networks_that_are_left_as_they_are,
     states_that_fade,
+    states_that_drift,
+    steps_that_wait_for_a_later_phase,
     straight_through_estimates,
 )
 
@@ -366,6 +399,16 @@ PROGRAMS = (
 @pytest.mark.parametrize("mode", ["watch", "deep"])
 def test_not_a_warning(mode: str) -> None:
     assert warnings_about(PROGRAMS, mode) == {}
+
+
+def test_noise_that_a_memory_gathers_as_a_whole_is_a_note() -> None:
+    net, place = nn.Linear(2, 1), torch.randn(8, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with gradsan.watch() as watched:
+        for _ in range(6):
+            place += 0.1 * torch.randn_like(place)
+            _fit(net, optimizer, net(place).pow(2).mean())
+    assert [(one.code, one.severity) for one in watched.diagnoses] == [("GS222", "note")]
 
 
 def test_phases_of_one_objective_are_no_note() -> None:

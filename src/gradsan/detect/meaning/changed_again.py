@@ -11,17 +11,19 @@ near one; none is shifted by a number batch by batch. Whether any other factor s
 loader calls the line.
 
 Code called by a data loader keeps no state in the data: there a shift alone is reported, too, as accumulating noise.
+Elsewhere it is if it adds random numbers alone to parts of one memory in turn, which the program has not copied before.
+As a whole, a memory may be a state that drifts: a note.
 
 Row: ``data_changed_again``. Roles: ``changed`` (a line; ``name`` is the written value, ``op`` the operation;
 ``values``: ``shape``, ``dtype``, ``device``, ``times``, ``parts``, ``is_factor``, whether it is multiplied by something
-else than a number in the source, ``is_shifted``, whether nothing scales it).
+else than a number in the source, ``is_shifted``, whether nothing scales it, ``is_drift``, whether it may be a state).
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -60,6 +62,7 @@ class ChangedAgain(Finder):
         super().__init__(run)
         self._since = 0
         self._stacks, self._places = self._notes(dict[Hashable, Any]()), self._notes(dict[Hashable, Any]())
+        self._noise = self._notes(dict[Hashable, bool]())
 
     def forget(self) -> None:
         self._since = self._core.clock
@@ -78,7 +81,7 @@ class ChangedAgain(Finder):
     def _look(self, used: Any) -> None:
         groups: dict[tuple[Any, ...], list[_Part]] = {}
         for raws in self._memories():
-            for part in _parts(raws):
+            for part in _parts(raws, self._may_pile_up):
                 groups.setdefault(part.stacks, []).append(part)
         for stacks, parts in groups.items():
             if stacks not in self._described:
@@ -90,7 +93,7 @@ class ChangedAgain(Finder):
         scaled = {
             raw.storage
             for raw in raws
-            if not raw.is_parameter and (raw.op in SCALES or (raw.op in SHIFTS and is_loaded(raw.stack)))
+            if not raw.is_parameter and (raw.op in SCALES or self._may_pile_up(raw))
         }
         found: dict[int, list[RawWrite]] = {}
         for raw in raws:
@@ -102,6 +105,14 @@ class ChangedAgain(Finder):
         for known in found.values():
             if len(known) > 1 and all(raw.op in SCALES | SHIFTS | _BOUNDS for raw in known):
                 yield known
+
+    def _may_pile_up(self, raw: RawWrite) -> bool:
+        """Whether a shift alone would be reported: a data loader calls it, or it adds noise."""
+        if raw.op not in SHIFTS:
+            return False
+        if raw.stack not in self._noise:
+            self._noise[raw.stack] = is_loaded(raw.stack) or _is_noise(raw.stack)
+        return self._noise[raw.stack]
 
     def _stack_of_place(self, stack: RawStack) -> Any:
         """The first stack of the same places: CPython specialises instructions, which changes a call's offset."""
@@ -122,16 +133,27 @@ class ChangedAgain(Finder):
         name, place = named[-1], places[-1]
         if name is None or place is None or any(one != name for one in named):
             return
-        origin = _origin(sites[-1].frames, name)
+        origin, at, held = _origin(sites[-1].frames, name)
+        is_of_loader = any(map(is_loaded, stacks))
+        # No state takes in one number, or its own rows, in each of its parts, one part a round.
+        is_of_batches = (
+            len({part.last.storage for part in parts}) < len(parts) == len({part.last.sequence for part in parts})
+            and len(parts[0].last.shape) > 1
+        )
+        if SCALES.isdisjoint(ops) and not is_of_loader:
+            is_noise = all(map(_is_noise, stacks)) and not source.is_of_copy(at, held)
+            if is_noise and (is_of_batches or (len(parts) == 1 and times >= _TIMES_ALONE)):
+                how = {"is_factor": "", "is_shifted": "noise", "is_drift": "" if is_of_batches else "yes"}
+                self._tell(used, stacks, parts, sites, name, ops, how)
+            return
         if origin is None or (len(parts) == 1 and (times < _TIMES_ALONE or origin != "conversion")):
             return
         numbers = [None if one is None else source.number_given(one) for one in places]
         is_own = [one is not None and source.is_of_itself(one, name) for one in places]
         if any(own and op in SCALES for own, op in zip(is_own, ops, strict=True)):
             return
-        is_of_loader = any(map(is_loaded, stacks))
         if SCALES.isdisjoint(ops):
-            if is_of_loader and len(parts) > 1 and _is_shifted_on(ops, is_own):
+            if len(parts) > 1 and _is_shifted_on(ops, is_own):
                 self._tell(used, stacks, parts, sites, name, ops, {"is_factor": "", "is_shifted": "yes"})
             return
         each = list(zip(ops, numbers, is_own, strict=True))
@@ -149,11 +171,6 @@ class ChangedAgain(Finder):
         is_slow = factor is not None and _BENDS.isdisjoint(ops) and FADES <= abs(factor) <= 1 / FADES
         is_alone = sum(op not in _BOUNDS for op in ops) == 1
         fades = is_slow and (is_alone or (is_factor and abs(factor or 0) < 1))
-        # No state takes in one number, or its own rows, in each of its parts, one part a round.
-        is_of_batches = (
-            len({part.last.storage for part in parts}) < len(parts) == len({part.last.sequence for part in parts})
-            and len(parts[0].last.shape) > 1
-        )
         fades = fades and not (is_of_batches and any(op in SHIFTS and (number or own) for op, number, own in each))
         if not is_of_loader and (takes_in or fades):
             return
@@ -195,7 +212,7 @@ def _is_of_loader(file: str) -> bool:
     return Path(_torch.package_folder(), "utils", "data") in Path(file).parents
 
 
-def _parts(raws: list[RawWrite]) -> Iterator[_Part]:
+def _parts(raws: list[RawWrite], may_pile_up: Callable[[RawWrite], bool]) -> Iterator[_Part]:
     """Yield the parts of a memory that the same lines wrote several times, with operations recorded in between."""
     by_region: dict[Any, list[RawWrite]] = {}
     for raw in raws:
@@ -207,24 +224,33 @@ def _parts(raws: list[RawWrite]) -> Iterator[_Part]:
         rounds = [written[at * len(stacks)].sequence for at in range(times)]
         has_elements = all(raw.shape and max(raw.shape) > 1 for raw in written)
         has_graphs_between = all(before < after for before, after in itertools.pairwise(rounds))
-        is_scaled = any(raw.op in SCALES for raw in written) or is_loaded(written[0].stack)
+        is_scaled = any(raw.op in SCALES for raw in written) or may_pile_up(written[0])
         if is_repeated and is_scaled and has_elements and has_graphs_between and len(stacks) <= _LINES and times > 1:
             yield _Part(stacks, tuple(raw.op for raw in written[: len(stacks)]), times, written[-1])
 
 
-def _origin(frames: tuple[Frame, ...], name: str) -> Literal["conversion", "element"] | None:
-    """Return the origin of the value written as ``name``: there, or in a caller of the function."""
+def _origin(frames: tuple[Frame, ...], name: str) -> tuple[Literal["conversion", "element"] | None, Frame, str]:
+    """Return the origin of the value written as ``name``: there, or in a caller of the function.
+
+    With the frame of its function and its name there.
+    """
     users = [at for at, frame in enumerate(frames) if frame.is_user]
-    named: str | None = name
+    named = name
     for outer, inner in zip([*reversed(users[:-1]), None], reversed(users), strict=True):
-        origin = None if named is None else source.taken_for_own(frames[inner], named)
-        if origin is not None or named is None or outer is None:
-            return origin
+        origin = source.taken_for_own(frames[inner], named)
+        if origin is not None or outer is None:
+            return origin, frames[inner], named
+        given = source.callers_expression(named, frames[inner], frames[outer], frames[outer + 1 : inner])
         passed = source.passed_for_own(frames[inner], frames[outer], named)
-        if passed is not None:
-            return passed
-        named = source.callers_expression(named, frames[inner], frames[outer], frames[outer + 1 : inner])
-    return None
+        if passed is not None or given is None:
+            return passed, frames[inner if given is None else outer], given or named
+        named = given
+    return None, frames[-1], named
+
+
+def _is_noise(stack: RawStack) -> bool:
+    place = _own(symbolise(stack).frames)
+    return place is not None and is_user_file(stack.codes[0].co_filename) and source.adds_noise(place)
 
 
 def _own(frames: tuple[Frame, ...]) -> Frame | None:

@@ -308,7 +308,7 @@ def _in_function_of(found: Clue, used: Site) -> Clue:
 
 
 def data_changed(failure: Failure) -> Diagnosis | None:
-    """Diagnose every such failure: a warning; a note where the factor may be a state's decay."""
+    """Diagnose every such failure: a warning; a note where it may be a state that decays or drifts."""
     changed = failure.clues_of("changed")
     if not changed or not changed[0].name:
         return None
@@ -322,13 +322,14 @@ def data_changed(failure: Failure) -> Diagnosis | None:
     labels = [label for one in changed for label in parts.label_of(one, "written", "label.data_changed_again", values)]
     is_shifted = bool(facts.get("is_shifted"))
     words = "data_shifted_again" if is_shifted else "data_changed_again"
+    words = "noise_added_again" if facts.get("is_shifted") == "noise" else words
     help_words = "help.shift_out_of_place" if is_shifted else None
     return parts.diagnosis(
         failure,
         "GS222",
         "data_changed_again",
         values=values,
-        severity="note" if facts["is_factor"] else "warning",
+        severity="note" if facts["is_factor"] or facts.get("is_drift") else "warning",
         words=words,
         labels=(
             *{label.frame.line: label for label in labels}.values(),
