@@ -1,7 +1,9 @@
 """Parameters without a gradient at their optimizer's first step: not reached, cut off, or replaced by other leaves.
 
 One that has no gradient beside others that have one is given some rounds, as several tasks may take turns, and a
-parameter without one beside others all the rounds that there are: parts may be thawed, or chosen, later.
+parameter without one beside others all the rounds that there are: parts may be thawed, or chosen, later. An optimizer
+whose parameters something else writes, such as an average of another network, is reported at the end if no
+gradient has ever come to it, while leaves that no optimizer has, and that keep their values, get theirs.
 
 Rows: ``leaf_lost``, ``parameter_not_reached``. Roles: ``parameter`` (a tensor without gradient;
 ``values``: ``missing`` of ``total``, ``shape``, ``dtype``, ``device``, and where one of the program's own modules holds
@@ -18,7 +20,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -29,14 +31,14 @@ from torch.optim.optimizer import Optimizer
 from gradsan import _torch
 from gradsan.detect.meaning.made import Making
 from gradsan.detect.meaning.terms.cut_terms import CutTerms
-from gradsan.graph import naming
+from gradsan.graph import naming, walk
 from gradsan.graph.live import live_clues
 from gradsan.graph.variables import Found
 from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Detector, Run
 from gradsan.record.ledger import Noted, site_that_made
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import RawBackward, moved_storages
+from gradsan.record.steps import RawBackward, moved_storages, read_backward
 
 _ROUNDS_AWAITED = 16
 _LOOKS_AT_A_LINE = 32
@@ -54,6 +56,15 @@ class _Unused(NamedTuple):
     clue: Clue | None
 
 
+@dataclass(slots=True)
+class _Starved:
+    """An optimizer's parameters that are written, but not by it, and leaves that have gradients and no optimizer."""
+
+    held: list[Any]
+    failure: Failure
+    orphans: dict[int, tuple[Any, int]] = field(default_factory=dict)
+
+
 class MissingGradients(Detector):
     """Checks optimizers at their first step, and leaves replaced since then at later ones."""
 
@@ -63,6 +74,7 @@ class MissingGradients(Detector):
         self._making = run.get(Making)
         self._looks = Counter[Any]()
         self._unfed: list[_Waiting] = []
+        self._starved: list[_Starved] = []
         self._cut_off: list[tuple[Noted, Failure, int]] = []
         self._unused: list[tuple[list[_Unused], Failure]] = []
         self._left = run.get(CutTerms).left
@@ -73,6 +85,7 @@ class MissingGradients(Detector):
         # The log also has steps of an earlier watching, to memory that may be in use again.
         self._began = self._core.clock
         self._unfed.clear()
+        self._starved.clear()
         self._cut_off.clear()
         self._unused.clear()
         self._looks.clear()
@@ -81,6 +94,7 @@ class MissingGradients(Detector):
         """Report, as watching ends, what no backward has reached until then."""
         self._unfed += [one[:2] for one in self._cut_off if not one[0].was_logged(self._core, self._steps, one[2])]
         self._look_at_unfed(is_last=True)
+        self._report_starved()
         self._report_unused()
         self.forget()
 
@@ -90,23 +104,27 @@ class MissingGradients(Detector):
         self._cut_off = [one for one in self._cut_off if not one[0].was_written()]
         if self._unfed:
             self._look_at_unfed(is_last=rounds >= _ROUNDS_AWAITED)
+        if self._starved and entry.accumulates:
+            self._look_at_starved(entry)
         for own, _ in self._unused:
             own[:] = [one for one in own if (leaf := one.weak()) is None or leaf._version == one.version]
 
     def first_step(self, optimizer: Optimizer, frame: FrameType) -> None:
         """Check for parameters without gradient at an optimizer's first step; variables are searched from ``frame``."""
         held = [one for one in _torch.parameters_of(optimizer) if one.requires_grad]
+        is_frozen = not held
+        held = held or list(_torch.parameters_of(optimizer))
         # A tensor without elements has nothing to learn; sharded training leaves most ranks with such tensors.
         missing = [one for one in held if one.grad is None and not is_lazy(one) and one.numel()]
         stack = self._core.stack()
-        if not missing or self._looks[stack] >= _LOOKS_AT_A_LINE:
+        if not missing or self._looks[stack] >= _LOOKS_AT_A_LINE or (is_frozen and len(missing) < len(held)):
             return
         # A program may make one optimizer per task: no finding for the first one says nothing about the later ones.
         self._looks[stack] += 1
         site = symbolise(stack)
         counts = {"missing": len(missing), "total": len(held)}
         name = type(optimizer).__name__
-        replaced = self._replaced(optimizer, held, missing, frame)
+        replaced = [] if is_frozen else self._replaced(optimizer, held, missing, frame)
         clues = [Clue("holder", site, name=name)]
         is_all = len(missing) == len(held)
         if lost := self._lost_among(replaced):
@@ -116,7 +134,7 @@ class MissingGradients(Detector):
         missing = [one for one in missing if id(one) not in gone]
         from gradsan.detect.bypassed import bypassed
 
-        past_graph = bypassed(self._core, missing)
+        past_graph = {} if is_frozen else bypassed(self._core, missing)
         for parameter, read in [(one, past_graph[id(one)]) for one in missing if id(one) in past_graph]:
             values = {**_torch.facts_of(parameter), **counts}
             shown = Clue("parameter", name=naming.name_of(parameter, frame), values=values)
@@ -142,8 +160,11 @@ class MissingGradients(Detector):
         clues += (*listed, *self._last_backward(held, frame))
         failure = Failure("parameter_not_reached", "", "", site, tuple(clues), raised=False)
         others = (one for one in naming.optimizers_alive() if one is not optimizer)
-        if any(one.grad is not None for other in others for one in _torch.parameters_of(other)):
+        if is_frozen:
+            self._starved.append(_starved(held, failure))
+        elif any(one.grad is not None for other in others for one in _torch.parameters_of(other)):
             self._unfed.append((Noted(self._core, held), failure))
+            self._starved.append(_starved(held, failure))
         else:
             self._found(failure)
 
@@ -173,7 +194,35 @@ class MissingGradients(Detector):
         """Drop the optimizers whose parameters have been updated by now; report the others where ``is_last``."""
         self._unfed = [one for one in self._unfed if not one[0].was_written()]
         while is_last and self._unfed:
-            self._found(self._unfed.pop(0)[1])
+            failure = self._unfed.pop(0)[1]
+            self._starved = [one for one in self._starved if one.failure is not failure]
+            self._found(failure)
+
+    def _look_at_starved(self, entry: RawBackward) -> None:
+        """Note the leaves of this backward that no optimizer has; drop the optimizers whose parameters it reaches."""
+        leaves = [one for one in walk.leaves_of(walk.engine_order(read_backward(entry).roots)) if one.requires_grad]
+        reached, moved = {id(one) for one in leaves}, moved_storages(self._steps, self._began)
+        owned = {id(one) for it, _ in self._making.optimizers() for one in _torch.parameters_of(it)}
+        orphans = {id(one): (_torch.weak_tensor(one), one._version) for one in leaves if id(one) not in owned}
+        kept = list[_Starved]()
+        for one in self._starved:
+            alive = [leaf for weak in one.held if (leaf := weak()) is not None]
+            if not any(id(leaf) in reached or _torch.storage_or_none(leaf) in moved for leaf in alive):
+                one.orphans = {**orphans, **one.orphans}
+                kept.append(one)
+        self._starved = kept
+
+    def _report_starved(self) -> None:
+        """Report the optimizers that no gradient has come to until the end, where it went to leaves beside them."""
+        moved = moved_storages(self._steps, self._began) if self._starved else set()
+        for one in self._starved:
+            held = [leaf for weak in one.held if (leaf := weak()) is not None]
+            is_trained = any(leaf.grad is not None or _torch.storage_or_none(leaf) in moved for leaf in held)
+            owned = {id(leaf) for it, _ in self._making.optimizers() for leaf in _torch.parameters_of(it)}
+            orphans = ((weak(), version) for key, (weak, version) in one.orphans.items() if key not in owned)
+            is_untouched = (leaf is not None and leaf._version == version for leaf, version in orphans)
+            if len(held) == len(one.held) and not is_trained and any(is_untouched):
+                self._found(one.failure)
 
     def _report_unused(self) -> None:
         """Report the parameters that nothing has trained until the end; loading a state is no training."""
@@ -248,6 +297,10 @@ class MissingGradients(Detector):
             self._found(failure)
         else:  # fast weights of a phase that does not train the leaves yet are computed from them, too
             self._cut_off.append((Noted(self._core, [leaf for leaf, _ in replaced]), failure, self._core.clock))
+
+
+def _starved(held: list[Any], failure: Failure) -> _Starved:
+    return _Starved([_torch.weak_tensor(one) for one in held], failure)
 
 
 def _names(tensors: list[torch.Tensor], frame: FrameType) -> dict[int, str]:
