@@ -16,13 +16,14 @@ from torch.autograd.graph import Node
 
 from gradsan import _torch, source
 from gradsan.detect.meaning.made import Made, Making
+from gradsan.detect.meaning.terms.constant_terms import sums_below
 from gradsan.detect.meaning.terms.cut_terms import Cut
 from gradsan.graph import naming
 from gradsan.model import Frame
 from gradsan.record.ledger import call_that_made
 from gradsan.record.log import Log, RawStack
 from gradsan.record.stacks import is_user_file, symbolise
-from gradsan.record.steps import RawBackward
+from gradsan.record.steps import RawBackward, read_backward
 
 _PART = 1 / 3
 _FREEZES = frozenset({"no_grad", "detached"})
@@ -47,6 +48,7 @@ class Evidence:
         ``was_frozen`` tells whether a leaf was seen with ``requires_grad=False`` after some clock.
         """
         self._core, self._making, self._owned, self._order = core, making, owned, order
+        self._roots = read_backward(entry).roots
         self._stack, self._thread, self._was_frozen = entry.stack, entry.thread, was_frozen
         self._tops = _top_modules()
         self._leads = self._leading()
@@ -87,7 +89,10 @@ class Evidence:
             return None if is_data or _reads_gradients(self._stack) else "alone"
         is_own = any(held is leaf for held in top.parameters(recurse=False))
         is_whole = top.training and not type(top).__module__.startswith("torch.")
-        return "criterion" if is_own and is_whole and self._is_within(node, top) else None
+        if is_own and is_whole and self._is_within(node, top):
+            return "criterion"
+        is_term = top.training and _torch.node_sequence(node) in set(sums_below(self._roots)) and _is_one_number(node)
+        return "own_term" if is_term and not _reads_gradients(self._stack) else None
 
     def name_of(self, leaf: torch.Tensor) -> str | None:
         """Return the leaf's name, with the class of the module that has it; None where none has."""
@@ -142,10 +147,11 @@ class Evidence:
         return not any(id(getattr(_origin(one), "variable", None)) in self._owned for one in nodes)
 
     def _is_within(self, node: Node, module: nn.Module) -> bool:
-        """Whether the ``forward`` of a module has made a Node."""
-        code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+        """Whether a method of a module's own class has made a Node."""
+        own = (inspect.unwrap(one) for one in vars(type(module)).values() if callable(one))
+        codes = {code for one in own if (code := getattr(one, "__code__", None)) is not None}
         made = call_that_made(self._core, _torch.node_sequence(node), self._thread)
-        return made is not None and code in made.stack.codes
+        return made is not None and not codes.isdisjoint(made.stack.codes)
 
     def _leading(self) -> set[Any]:
         """Return the Nodes that lead to a trained parameter."""
@@ -199,6 +205,12 @@ class Evidence:
         while len(children := _children(node)) == 1:
             node = children[0]
         return getattr(node, "variable", None) is leaf
+
+
+def _is_one_number(node: Node) -> bool:
+    """Whether a Node has made one element."""
+    info = _torch.output_info(node, 0)
+    return info is not None and math.prod(info[0]) == 1
 
 
 def frozen_beside(owned: set[int]) -> list[Any]:

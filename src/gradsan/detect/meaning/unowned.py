@@ -17,8 +17,9 @@ head alone is trained, adapters, a discriminator), so one kind of evidence again
 ``run_out``       an optimizer was given a group of parameters by a generator that had nothing left
 ``alone``         a leaf of no module, combined with results of trained parts; nobody reads a ``.grad``. An input of a
                   trained layer, or a leaf compared with its outputs one by one, is data
-``criterion``     the same for parameters of a module that the program defines, such as a loss with weights: its
-                  ``forward`` combines them with results of trained parts
+``criterion``     the same for parameters of a module that the program defines, such as a loss with weights: a method
+                  of its combines them with results of trained parts
+``own_term``      a term of the loss depends on it, and on nothing that is trained; nobody reads a ``.grad``
 
 Row: ``parameter_without_optimizer``. Roles: ``parameter`` (``name``; ``values``: ``shape``, ``dtype``, ``device``,
 ``evidence``, ``parameters``, their number; a site where it is ``remade``), ``holder`` (where the optimizer was made;
@@ -48,7 +49,7 @@ ROW = "parameter_without_optimizer"
 _LATEST, _ROUNDS_PASSED, _SHOWN, _LINES = 512, 2, 3, 4
 _STRENGTH = (
     *("run_out", "remade", "unregistered", "late", "unfrozen", "left_out", "alone", "criterion"),
-    *("unregistered_one", "left_out_end", "left_out_chosen"),
+    *("unregistered_one", "left_out_end", "left_out_chosen", "own_term"),
 )
 
 

@@ -14,7 +14,7 @@ from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts
 from gradsan.model import Diagnosis, Failure, Label, Message, Site
 
-_PERHAPS_MEANT = frozenset({"criterion", "left_out_end", "left_out_chosen", "unregistered_one"})
+_PERHAPS_MEANT = frozenset({"criterion", "left_out_end", "left_out_chosen", "own_term", "unregistered_one"})
 _VARIANTS = re.compile("_(end|chosen|one)$")
 
 
