@@ -90,11 +90,7 @@ class ChangedAgain(Finder):
     def _memories(self) -> Iterator[list[RawWrite]]:
         """Yield the last writes to each scaled memory, as far as the counter shows that there were no others."""
         raws = [raw for raw in logged_writes(self._core, self._since) if raw.kind != "metadata"]
-        scaled = {
-            raw.storage
-            for raw in raws
-            if not raw.is_parameter and (raw.op in SCALES or self._may_pile_up(raw))
-        }
+        scaled = {raw.storage for raw in raws if not raw.is_parameter and (raw.op in SCALES or self._may_pile_up(raw))}
         found: dict[int, list[RawWrite]] = {}
         for raw in raws:
             if raw.storage in scaled:
