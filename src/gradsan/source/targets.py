@@ -88,7 +88,7 @@ def mixed_operand(frame: Frame, op: str) -> tuple[str, str] | None:
     """``mean`` and ``w`` of ``mean.mul_(d).add_((1 - d) * w.data)``, ``mean.copy_(d * mean + (1 - d) * w)``, or
     of ``mean.data = d * mean.data + (1 - d) * w.data``.
 
-    None where the tensor cannot be told from the factors: ``1 - d``, here or just before, shows one; ``w.data`` is none.
+    None where the tensor cannot be told from the factors: ``1 - d`` here or just before shows one; ``w.data`` is none.
     """
     (operand, own, read), statement = _update_at(frame, op), statement_at(frame)
     if not isinstance(operand, ast.BinOp | ast.Call) or statement is None:

@@ -217,7 +217,8 @@ def states_that_drift() -> None:
     for _ in range(6):
         noisy = clean.clone()
         for _ in range(4):
-            for x, x0, chain, walker in zip(noisy.split(4), clean.split(4), chains.split(4), walkers.split(4)):
+            parts = (one.split(4) for one in (noisy, clean, chains, walkers))
+            for x, x0, chain, walker in zip(*parts, strict=True):
                 x += 0.2 * torch.randn_like(x)
                 slope = chain - chain.mean(0)
                 chain -= 0.1 * slope
