@@ -10,6 +10,7 @@ from typing import Any
 from gradsan.model import Diagnosis, Fix, Frame, Label, Lines
 from gradsan.source.change import Change, Edit, changed_lines, text_with
 from gradsan.source.identifiers import leaf_name
+from gradsan.source.rewrite.given import parameters_of
 from gradsan.source.rewrite.moving import blocks_around, is_whole_lines, until_apart
 from gradsan.source.rewrite.moving import names_read as names_read
 from gradsan.source.rewrite.renewing import fresh_name as fresh_name
@@ -174,7 +175,7 @@ def with_inputs(source: SourceFile, node: ast.stmt, optimizer: str) -> str | Non
     span = source.span(call)
     if span.line != span.end_line or not is_whole_lines(source, node):
         return None
-    inputs = f'inputs=[p for group in {optimizer}.param_groups for p in group["params"]]'
+    inputs = f"inputs={parameters_of(source, optimizer, node)}"
     comma = ", " if call.args or call.keywords else ""
     edit = Edit.insert(span.line, span.end_column - 1, f"{comma}{inputs}")
     whole = Span(span.line, 1, span.line, len(source.lines[span.line - 1]) + 1)

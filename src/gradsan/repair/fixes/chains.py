@@ -13,8 +13,8 @@ from itertools import combinations
 
 from gradsan.model import Diagnosis, Fix
 from gradsan.repair.fixes import _blocks as blocks
+from gradsan.source.rewrite.given import networks_of
 from gradsan.source.rewrite.moving import is_whole_lines
-from gradsan.source.rewrite.renewing import networks_of
 from gradsan.source.tree import SourceFile
 
 ALL_AT_ONCE = "fix.steps_behind_all"

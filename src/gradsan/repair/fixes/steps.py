@@ -13,8 +13,8 @@ from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import statement_at
+from gradsan.source.rewrite.given import networks_of, parameters_of
 from gradsan.source.rewrite.moving import is_whole_lines, move_behind
-from gradsan.source.rewrite.renewing import networks_of
 from gradsan.source.tree import SourceFile, indentation_of
 
 CALL_FIRST = "fix.reorder_calls"
@@ -168,6 +168,8 @@ def _with_kept_gradients(
     outer, within = source.indent(steps[0]), source.indent(inner.statement)
     last, end = source.span(inner.statement).end_line, source.span(place.statement).end_line
 
+    given = parameters_of(source, optimizer, steps[0], p)
+
     def put(grads: str) -> list[str]:
         return [f"{within}for {p}, {grad} in zip({params}, {grads}):", f"{within}{unit}{p}.grad = {grad}"]
 
@@ -175,8 +177,8 @@ def _with_kept_gradients(
     behind = put(later) if swapped else []
     changes = {
         **blocks.removed(source, steps[0]),
-        source.span(steps[0]).line: f"{outer}{params} = [{p} for group in {optimizer}.param_groups for {p} in "
-        f'group["params"]]\n{outer}{kept} = [None if {p}.grad is None else {p}.grad.clone() for {p} in {params}]',
+        source.span(steps[0]).line: f"{outer}{params} = {given}\n"
+        f"{outer}{kept} = [None if {p}.grad is None else {p}.grad.clone() for {p} in {params}]",
         last: "\n".join([source.lines[last - 1], *before, *put(kept), f"{within}{step}", *behind]),
     }
     if branch is not None:

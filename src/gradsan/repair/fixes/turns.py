@@ -13,8 +13,8 @@ from gradsan.model import Diagnosis, Fix
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.repair.fixes.chains import is_cleared
 from gradsan.source.identifiers import leaf_name
+from gradsan.source.rewrite.given import networks_of
 from gradsan.source.rewrite.moving import is_whole_lines, names_bound
-from gradsan.source.rewrite.renewing import networks_of
 from gradsan.source.tree import SourceFile, indentation_of
 
 FIRST, HELD = "fix.turn_first", "fix.steps_held"

@@ -12,6 +12,7 @@ from gradsan.source.change import Change, insert_before
 from gradsan.source.flow import reaching
 from gradsan.source.identifiers import bindings_of, chain_key, leaf_name
 from gradsan.source.locate import statement_at
+from gradsan.source.rewrite.given import networks_of
 from gradsan.source.rewrite.moving import (
     blocks_around,
     is_whole_lines,
@@ -94,13 +95,6 @@ def run_again(
         if lines not in found:
             found.append(lines)
     return found
-
-
-def networks_of(source: SourceFile, optimizer: str) -> set[str]:
-    """The networks that an optimizer was given: ``net`` of ``Adam(net.parameters())``."""
-    made = [one for one in source.nodes if isinstance(one, ast.Assign) and source.text(one.targets[0]) == optimizer]
-    calls = (part.func for one in made for part in ast.walk(one.value) if isinstance(part, ast.Call))
-    return {ast.unparse(one.value) for one in calls if isinstance(one, ast.Attribute) and one.attr == "parameters"}
 
 
 def _runs_one_of(node: ast.stmt, networks: set[str]) -> bool:

@@ -1,0 +1,90 @@
+"""What a file gives an optimizer: its networks, and an expression for the list of its parameters."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from gradsan.source.identifiers import dotted_path, parameters
+from gradsan.source.tree import FunctionNode, SourceFile
+
+
+def networks_of(source: SourceFile, optimizer: str) -> set[str]:
+    """The networks that an optimizer was given: ``net`` of ``Adam(net.parameters())``."""
+    calls = (
+        part.func for one in _made(source, optimizer) for part in ast.walk(one.value) if isinstance(part, ast.Call)
+    )
+    return {ast.unparse(one.value) for one in calls if isinstance(one, ast.Attribute) and one.attr == "parameters"}
+
+
+def parameters_of(source: SourceFile, optimizer: str, at: ast.AST, each: str = "p") -> str:
+    """An expression for the list of an optimizer's parameters, to be used at ``at``; ``each`` is a free name.
+
+    ``list(net.parameters())`` where the file shows that the optimizer has those of one network alone, and that its name
+    means the same network at ``at``; else a list over its groups.
+    """
+    network = _only_network(source, optimizer, at)
+    if network is not None:
+        return f"list({network}.parameters())"
+    return f'[{each} for group in {optimizer}.param_groups for {each} in group["params"]]'
+
+
+def _only_network(source: SourceFile, optimizer: str, at: ast.AST) -> str | None:
+    made = _made(source, optimizer)
+    value = made[0].value if len(made) == 1 else None
+    if not isinstance(value, ast.Call) or any(_adds_group(node) for node in source.nodes):
+        return None
+    given = value.args[0] if value.args else next((one.value for one in value.keywords if one.arg == "params"), None)
+    if not isinstance(given, ast.Call) or not isinstance(given.func, ast.Attribute) or given.func.attr != "parameters":
+        return None
+    network, names = given.func.value, [optimizer]
+    if given.args or given.keywords or dotted_path(source, network) is None:
+        return None
+    names.append(source.text(network))
+    if all(name.startswith("self.") for name in names):
+        own = source.owner_class(made[0])
+        is_same = own is not None and own is source.owner_class(at)
+        return names[1] if is_same and _times_bound(source, names[1]) == 1 else None
+    is_kept = all(_means_the_same(source, name, made[0], at) for name in names)
+    return names[1] if is_kept else None
+
+
+def _means_the_same(source: SourceFile, name: str, there: ast.AST, here: ast.AST) -> bool:
+    """Whether a name, or attributes of one, is the same object at both places: bound once, in a scope of both."""
+    root = name.partition(".")[0]
+    if root != name and _times_bound(source, name):
+        return False
+    outer, inner = source.function(there), source.function(here)
+    if any(isinstance(node, (ast.Global, ast.Nonlocal)) and root in node.names for node in source.nodes):
+        return False
+    if outer is not None and outer is not inner:
+        return False
+    own = 0 if inner is None else _times_bound_in(source, root, inner)
+    if outer is not None and own:
+        return own == 1
+    return not own and _times_bound_in(source, root, None) == 1
+
+
+def _times_bound_in(source: SourceFile, name: str, scope: FunctionNode | None) -> int:
+    """How often a function binds a name, as a parameter, too; of the module where ``scope`` is None."""
+    stored = sum(source.function(node) is scope for node in _bindings(source) if source.text(node) == name)
+    return stored + (0 if scope is None else parameters(scope).count(name))
+
+
+def _times_bound(source: SourceFile, name: str) -> int:
+    return sum(source.text(node) == name for node in _bindings(source))
+
+
+def _made(source: SourceFile, optimizer: str) -> list[ast.Assign]:
+    return [one for one in source.nodes if isinstance(one, ast.Assign) and source.text(one.targets[0]) == optimizer]
+
+
+def _adds_group(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == "add_param_group"
+
+
+def _bindings(source: SourceFile) -> Iterator[ast.expr]:
+    """The names and attributes that the file binds; parameters of functions are no expressions of it."""
+    for node in source.nodes:
+        if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, (ast.Store, ast.Del)):
+            yield node
