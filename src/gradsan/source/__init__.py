@@ -70,6 +70,7 @@ _NAMES = {
     "reuse": (
         "SecondName argument_read_later collected_result copy_second_name is_made_in_round read_as_before second_name"
     ),
+    "rewrite.filled": "detach_behind_loop",
     "rewrite.finite": "FiniteForm finite_forms",
     "rewrite.functions": (
         "bind_early copy_saved_early earlier_reads gradients_for_inputs kept_on_context mark_dirty "
@@ -85,7 +86,7 @@ _NAMES = {
     "rewrite.scatter": "element_out_of_place part_out_of_place",
     "rewrite.stepping": "backward_to_its_step",
     "rewrite.suggest": (
-        "clone_at_save clone_before detach_at detach_behind_loop drop_keyword has_keyword inplace_false "
+        "clone_at_save clone_before detach_at drop_keyword has_keyword inplace_false "
         "switch_on_before undone undone_numbers"
     ),
     "rewrite.uncut": "Uncut cut_at_use detach_held read_with_graph term_uncut",

@@ -160,6 +160,7 @@ def _shared(case: _Case) -> Diagnosis:
         return _diagnosis(case, SHARED, (fix,), BECOMES_GS110, explanation="explanation.graph_kept_by_cache")
     if case.updated is not None:
         fixes = (
+            *_filled_before(case),
             *detach_other_network(_borrowed(case.failure), None),
             parts.fix("recompute_forward", "changed", values, summary="help.recompute_shared"),
             parts.fix("reorder_step", "changed", values),
@@ -176,6 +177,16 @@ def _shared(case: _Case) -> Diagnosis:
         return _diagnosis(case, SHARED, (*cut, kept))
     joined = source.backward_of_sum(freed, needed) if freed is not None and needed is not None else ()
     return _diagnosis(case, SHARED, (parts.fix("sum_losses", "preserved", values, lines=joined), _keep_graph(case)))
+
+
+def _filled_before(case: _Case) -> tuple[Fix, ...]:
+    """A memory that was filled before the rounds, with the graph of what it stores, detached."""
+    made, used = case.bridge.user_frame, case.needed.user_frame
+    if made is None or used is None or not isinstance(case.name, str):
+        return ()
+    lines = source.changed_lines(made.file, source.detach_behind_loop(made, used, case.name))
+    values = {"name": case.name}
+    return (Fix.worded("help.build_without_graph", values, lines, kind="detach_built_once"),) if lines else ()
 
 
 def _held(failure: Failure) -> tuple[Held, ...]:

@@ -128,22 +128,6 @@ def detach_at(frame: Frame, name: str, shape: Shape | None = None) -> Change | N
     return insert_after(source, node, f"{name} = {detached_form(source, name, shape).format(name)}", "detach")
 
 
-def detach_behind_loop(bound: Frame, used: Frame, name: str) -> Change | None:
-    """A line that detaches ``name`` behind the loop at ``bound`` that fills it by parts, if ``used`` is outside."""
-    own, other = statement_at(bound), statement_at(used)
-    if own is None or other is None or own.function is not other.function or not name.isidentifier():
-        return None
-    loops = [loop for loop in own.loops if loop not in other.loops]
-    stored = {
-        one.id for target in getattr(own.node, "targets", ()) for one in ast.walk(target) if isinstance(one, ast.Name)
-    }
-    if not loops or name not in stored:
-        return None
-    source, span = own.source, own.source.span(loops[0])
-    line = f"\n{source.indent(span)}{name} = {name}.detach()"
-    return edited(source, [Edit.insert(span.end_line, span.end_column, line)], "detach")
-
-
 def drop_keyword(frame: Frame, keyword: str) -> Change | None:
     """The line of ``frame`` without ``keyword=…`` in its call; None where no call, or more than one, has it."""
     found = _only(_calls_with(frame, keyword))

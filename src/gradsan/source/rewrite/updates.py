@@ -26,7 +26,8 @@ def under_no_grad(frame: Frame) -> Change | None:
 
     The in-place statements after it that belong to the same update are included: those that write the same variable
     again or another attribute of the same object, or read gradients. So are definitions that only these statements
-    read. Writes of that variable elsewhere in the block get a ``with`` of their own.
+    read, and the update in place, right before it, of what it copies. Writes of that variable elsewhere in the block
+    get a ``with`` of their own.
     """
     statement = statement_at(frame)
     if statement is None or hasattr(statement.node, "body"):
@@ -41,8 +42,22 @@ def under_no_grad(frame: Frame) -> Change | None:
     for node in writes_beside(source, statement.node):
         first = block.index(node)
         if first >= block.index(statement.node) and (not edits or source.span(node).line > edits[-1].span.end_line):
-            edits.append(_within_no_grad(source, torch, node, block[_last_of_update(source, block, first)]))
+            last = block[_last_of_update(source, block, first)]
+            while not edits and first > 0 and _prepares(source, block[first - 1], node):
+                first -= 1
+            edits.append(_within_no_grad(source, torch, block[first], last))
     return edited(source, edits, "no_grad")
+
+
+def _prepares(source: SourceFile, before: ast.stmt, write: ast.stmt) -> bool:
+    """Whether ``before`` updates in place, from the leaf itself, what ``write`` copies into it: ``s += a * (p - s)``.
+
+    Recorded, its graph would grow with every update.
+    """
+    kept, leaf = written_root(before), written_root(write)
+    if kept is None or leaf is None or kept == leaf or not _has_own_lines(source, before):
+        return False
+    return kept in names_read([write]) and leaf in names_read([before])
 
 
 def _within_no_grad(source: SourceFile, torch: str, node: ast.stmt, last: ast.stmt) -> Edit:
