@@ -31,6 +31,12 @@ class Carrier:
     is_local: bool = True
     held: tuple[Held, ...] = ()
 
+    @property
+    def names_in_round(self) -> tuple[str, ...]:
+        """The names in the function that runs the round, its own first: ``swag.mean`` of ``self.mean``."""
+        names = sorted(self.in_round, key=lambda pair: _with_double_quotes(pair[1].name) != self.name)
+        return tuple(name for name, _ in names) or (self.name,)
+
 
 @dataclass(frozen=True, slots=True)
 class _Place:
@@ -114,7 +120,10 @@ def cut(used: Site, updated: Site | None, carrier: Carrier) -> tuple[source.Chan
         shapes[name] = shape
     done = [used_at] if updated_at is None else [used_at, updated_at]
     taken = carrier.in_round[0][1].consumed_line
-    if any(name == source.method_receiver(used_at) for name in shapes):
+    last = max((one.bound_at for _, one in carrier.in_round), key=lambda frame: frame.line)
+    if carrier.is_local and all(_follows_loop(one.bound_at, used_at) for _, one in carrier.in_round):
+        behind = source.detach_after(last, shapes)
+    elif any(name == source.method_receiver(used_at) for name in shapes):
         # A sum of losses: the round only runs its backward.
         behind = source.detach_after(used_at, shapes)
     elif updated_at is not None and carrier.is_local and updated_at.line < taken <= used_at.line:
@@ -186,6 +195,12 @@ def _held_as(held: Held, name: str) -> source.Shape | None:
     is_plain = all(set(one.items) == {inner} for one, inner in zip(layers, kinds[1:], strict=True))
     shape = "/".join(kinds[:-1]) or "tensor"
     return shape if shape in source.DETACHED and is_plain else None
+
+
+def _follows_loop(bound_at: Frame, used_at: Frame) -> bool:
+    """Whether the binding stands behind a loop of the same function that contains the backward."""
+    is_behind = source.in_same_function(bound_at, used_at) and bound_at.line > used_at.line
+    return is_behind and not source.runs_more_often(bound_at, used_at) and source.runs_more_often(used_at, bound_at)
 
 
 def _at_binding(carrier: Carrier, used_at: Frame) -> source.Change | None:

@@ -52,22 +52,23 @@ def detach_collected(held: tuple[Held, ...]) -> Fix | None:
 
 
 def detach_held(
-    used: Site, updated: Site | None, held: tuple[Held, ...], known: str | None = None, *, or_renewed: bool = False
+    used: Site, updated: Site | None, held: tuple[Held, ...], known: Sequence[str] = (), *, or_renewed: bool = False
 ) -> Fix | None:
     """Detach the values of earlier rounds in the live variables ``held``, by one line after the round.
 
-    ``used`` is the round's backward, ``updated`` its update of the parameters. ``known`` is the variable for which the
-    source shows a line already: that line stays unless the variable holds containers that the source does not
-    show, or the object that it is an attribute of carries others over, too. With ``or_renewed``, values with which this
-    round has replaced an object's old ones count as kept, too. None where nothing is kept in an attribute or a
-    container that the function of a backward's frame names.
+    ``used`` is the round's backward, ``updated`` its update of the parameters. ``known`` are the variables for which
+    the source shows a line already: that line stays unless the first of them holds containers that the source does
+    not show, or the object or list that it is a part of carries others over, too. With ``or_renewed``, values with
+    which this round has replaced an object's old ones count as kept, too. None where nothing is kept in an attribute
+    or a container that the function of a backward's frame names.
     """
     for frame in reversed(used.user_frames):
         mine = [one for one in held if _belongs(one, frame) and (_is_kept(one) or (or_renewed and _in_object(one)))]
-        if known is not None:
-            beside = [one for one in held if _belongs(one, frame) and _is_beside(one, known)]
-            mine = [one for one in mine if one.path.startswith(f"{known}[") and _is_nested(one)]
-            mine = mine or (beside if len(beside) > 1 else [])
+        if known:
+            whole, own = known[0].rpartition("[")[0], [one for one in held if _belongs(one, frame)]
+            beside = [one for one in own if _is_beside(one, known[0]) or (whole and one.within == whole)]
+            mine = [one for one in mine if one.path.startswith(f"{known[0]}[") and _is_nested(one)]
+            mine = mine or (beside if len(beside) > 1 and not {one.path for one in beside} <= {*known} else [])
         # A batch that each round draws anew holds old values, and carries none over.
         drawn = source.bound_each_round(frame.file, frame.line)
         mine = [one for one in mine if re.split(r"[.\[]", one.path)[0] not in drawn]

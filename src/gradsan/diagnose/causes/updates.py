@@ -145,7 +145,7 @@ def state_carried_over(facts: Facts) -> Diagnosis | None:
     updated = facts.updates[0].site
     forgotten = forget_collected(use.site, updated, bridge.held)
     cut = fixes.detach_carried_state(facts, carrier, shown) if forgotten is None else (forgotten,)
-    known = carrier.name if carrier is not None and cut[0].lines else None
+    known = carrier.names_in_round if carrier is not None and cut[0].lines else ()
     whole = detach_held(use.site, updated, bridge.held, known) if forgotten is None else None
     if whole is None and not cut[0].lines:
         whole = detach_held(use.site, updated, bridge.held, or_renewed=True)

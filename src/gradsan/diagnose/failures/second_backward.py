@@ -137,7 +137,7 @@ def _carried(case: _Case) -> Diagnosis:
     held = _held(case.failure)
     collected = None if lines else detach_collected(held)
     if collected is None and used is not None:
-        name = case.carrier.name if lines and case.carrier is not None else None
+        name = case.carrier.names_in_round if lines and case.carrier is not None else ()
         collected = detach_held(used, case.updated, held, name)
         if collected is None and not lines:
             collected = detach_held(used, case.updated, held, or_renewed=True)

@@ -259,9 +259,9 @@ def rebuilt_list(frame: Frame, op: str, are_results: bool = False) -> Change | N
         return None
     source, statement, name = found[0].source, found[0].statement, found[1].node.id
     loop = _loop_of(source, statement, found[0].node)
-    if loop is None:
-        return None
     value = _value(source, statement, found[0].node)
+    if loop is None:
+        return None if value is None else _by_key(source, statement, name, value, are_results)
     walked = _walked(loop.target, loop.iter, name)
     if value is None or walked is None:
         return None
@@ -290,6 +290,28 @@ def rebuilt_list(frame: Frame, op: str, are_results: bool = False) -> Change | N
         text = f"{whole.id} = {made.format(f'{value} for {head} in {iterated}')}"
     whole_of_loop = source.span(statement if isinstance(loop, ast.comprehension) else loop)
     return edited(source, [Edit(whole_of_loop, text)], "out_of_place")
+
+
+def _by_key(source: SourceFile, statement: ast.stmt, name: str, value: str, are_results: bool) -> Change | None:
+    """``fast[n] = p - g`` for ``p -= g``, one of several statements of ``for n, p in fast.items()``, or of a list."""
+    loop, _ = source.parents[statement]
+    if not isinstance(loop, ast.For) or statement not in loop.body:
+        return None
+    walked = _walked(loop.target, loop.iter, name)
+    if walked is None or not isinstance(walked[0], ast.Tuple) or not isinstance(walked[1], ast.Call):
+        return None
+    items, key = walked[1].func, walked[0].elts[0]
+    whole = items.value if isinstance(items, ast.Attribute) else None
+    if not isinstance(whole, ast.Name) or not isinstance(key, ast.Name):
+        return None
+    if not _are_computed(_bindings(source, loop, whole.id)) and not (
+        are_results and _is_taken_up(source, loop, whole.id)
+    ):
+        return None
+    later = [node for one in loop.body[loop.body.index(statement) + 1 :] for node in ast.walk(one)]
+    is_read = any(isinstance(node, ast.Name) and node.id == name for node in later)
+    text = f"{name} = {whole.id}[{key.id}] = {value}" if is_read else f"{whole.id}[{key.id}] = {value}"
+    return edited(source, [Edit(source.span(statement), text)], "out_of_place")
 
 
 def _loop_of(source: SourceFile, statement: ast.stmt, node: ast.AST) -> ast.For | ast.comprehension | None:
