@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
+from gradsan.repair.fixes._cleared import clears
 from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import statement_at
 from gradsan.source.rewrite.given import networks_of, parameters_of
@@ -57,15 +58,20 @@ def reorder_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         return (replace(slipped, lines=lines, applicability="review"),)
     found: list[Fix] = []
     optimizer = blocks.next_optimizer(place, steps)
+    shared = None if optimizer is None else _share_parameters(source, list(steps), optimizer)
+    kept = _with_kept_gradients(place, list(steps), used)
+    both = _with_kept_gradients(place, list(steps), used, swapped=True)
+    if not _may_move(place, list(steps)):
+        # Only a copy of its gradients is what such a step would have had.
+        if shared or _steps_again(place, list(steps)):
+            return tuple(both)
+        return tuple(kept) if shared is False else (*both, *kept)
     apart = None if optimizer is None else blocks.with_inputs(source, backward, optimizer)
     if apart is not None:
         texts = {**away, span.line: f"{apart}\n{moved}"}
         texts.update(dict.fromkeys(range(span.line + 1, span.end_line + 1), ""))
         found.append(blocks.fix("reorder_step", blocks.lines_changed(source, texts), "reorder_step_apart"))
-    kept = _with_kept_gradients(place, list(steps), used)
-    shared = None if optimizer is None else _share_parameters(source, list(steps), optimizer)
     if shared is not False and optimizer is not None:
-        both = _with_kept_gradients(place, list(steps), used, swapped=True)
         if _is_cleared_between(place, list(steps)):
             # Moved alone, the step would find the gradients of the later loss where both train a parameter.
             return tuple(both) if shared else (*both, *found, *kept, plain)
@@ -74,11 +80,36 @@ def reorder_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     return (*found, *kept, plain) if found else (plain, *kept)
 
 
+def _may_move(place: blocks.Placed, steps: list[ast.stmt]) -> bool:
+    """Whether the steps find their own gradients behind the backward, and are not repeated there with the same ones."""
+    source = place.source
+    between = place.block[min(map(place.block.index, steps)) : place.index]
+    cleared = any(clears(source, between, owner) for owner in _owners(source, steps))
+    return not cleared and not _steps_again(place, steps)
+
+
+def _steps_again(place: blocks.Placed, steps: list[ast.stmt]) -> bool:
+    """Whether one of the optimizers steps behind the backward, too, before another backward of the block."""
+    owners, source = set(_owners(place.source, steps)), place.source
+    for node in place.block[place.index + 1 :]:
+        calls = [
+            one.func for one in ast.walk(node) if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute)
+        ]
+        if any(one.attr == "step" and source.text(one.value) in owners for one in calls):
+            return True
+        if any(one.attr == "backward" for one in calls):
+            return False
+    return False
+
+
+def _owners(source: SourceFile, steps: list[ast.stmt]) -> list[str]:
+    calls = [blocks.method_call(step, "step") for step in steps]
+    return [source.text(one.func.value) for one in calls if one is not None and isinstance(one.func, ast.Attribute)]
+
+
 def _share_parameters(source: SourceFile, steps: list[ast.stmt], optimizer: str) -> bool | None:
     """Whether the file gives one network to ``optimizer`` and to one that steps earlier; None if it does not show."""
-    calls = [blocks.method_call(step, "step") for step in steps]
-    earlier = [source.text(one.func.value) for one in calls if one and isinstance(one.func, ast.Attribute)]
-    given = [networks_of(source, one) for one in (*earlier, optimizer)]
+    given = [networks_of(source, one) for one in (*_owners(source, steps), optimizer)]
     if not all(given):
         return None
     return any(
