@@ -71,7 +71,8 @@ def run_again(
     for first, only_from in ((min(map(block.index, roots), default=last), set(roots)), (0, None)):
         if first >= last:
             continue
-        again = _slice(source, block[first:last], block[last + 1 : backward + 1], only_from)
+        after = [*block[last + 1 : backward], *_until(block[backward], used)]
+        again = _slice(source, block[first:last], after, only_from)
         drawn = [] if only_from is None else _draws_of(again)
         if not again or _draws(again, saved or (), {call for _, call in drawn}):
             continue
@@ -230,6 +231,17 @@ def _behind_writes(
             return None
         found.append(pair)
     return max(found, key=lambda one: one[2]) if found else None
+
+
+def _until(statement: ast.stmt, used: Sequence[Frame]) -> list[ast.stmt]:
+    """The statements of a branch up to the backward; what only comes after it (a log) needs no new values."""
+    body = [*statement.body, *statement.orelse] if isinstance(statement, ast.If) else []
+    lines = {frame.line for frame in used}
+    for index, node in enumerate(body):
+        if any(node.lineno <= line <= (node.end_lineno or node.lineno) for line in lines):
+            test = ast.Expr(statement.test) if isinstance(statement, ast.If) else statement
+            return [test, *body[:index], *_until(node, used)]
+    return [statement]
 
 
 def _slice(
