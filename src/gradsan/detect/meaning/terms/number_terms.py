@@ -3,7 +3,7 @@
 A number has no history, so numbers are compared: ``item()``, ``float()`` or ``tolist()`` of a value with a graph gave
 ``v`` in each of three rounds, and a line added ``w`` times that to a scalar with a graph, with one ``w`` for all of
 them. Where the number is taken within the very sum, one round suffices. Only sums and constant factors lie between
-there and the loss, whose backward runs through the values that the number was computed from.
+there and the loss, whose backward runs through the values that the number was computed from, or that optimizers train.
 
 A number that becomes a tensor again (``torch.tensor(v)``) counts, too.
 
@@ -29,6 +29,7 @@ import torch
 from torch.autograd.graph import Node
 
 from gradsan import _torch
+from gradsan.detect.meaning.made import Making
 from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.detect.meaning.terms.constant_terms import SUMS, linear_below
 from gradsan.detect.meaning.terms.cut_terms import ROW, Cut, CutTerms, numbers_below
@@ -96,7 +97,7 @@ class NumberTerms(RoundDetector):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self._note_left = run.get(CutTerms).note_left
+        self._note_left, self._making = run.get(CutTerms).note_left, run.get(Making)
         self._taken: dict[_Key, _Taken] = {}
         self._counts: collections.Counter[Frame] = collections.Counter()
         self._uses: dict[Any, _Use] = {}
@@ -177,6 +178,7 @@ class NumberTerms(RoundDetector):
         if not uses:
             return
         ran = set(numbers_below(*roots, most=None))
+        trained = {-id(one) for it, _ in self._making.optimizers() for one in _torch.parameters_of(it)}
         atoms = frozenset(_atoms(roots))
         for stack, use in uses.items():
             del self._uses[stack]
@@ -184,7 +186,8 @@ class NumberTerms(RoundDetector):
             # A number is data if a value without a graph gave it, too, or if it is also used otherwise.
             for line in same if not any(one in self._data or self._taken[one].is_clean for one in same) else ():
                 taken = self._taken[line]
-                is_behind = not ran.isdisjoint(taken.below) and taken.below[0] not in ran
+                is_trained = not ran.isdisjoint(taken.below) or not trained.isdisjoint(taken.below)
+                is_behind = is_trained and taken.below[0] not in ran
                 if is_behind and atoms.isdisjoint(taken.atoms) and stack not in self._described:
                     self._tell(entry, taken, stack, use)
 
