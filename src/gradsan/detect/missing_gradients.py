@@ -159,14 +159,10 @@ class MissingGradients(Detector):
             return
         clues += (*listed, *self._last_backward(held, frame))
         failure = Failure("parameter_not_reached", "", "", site, tuple(clues), raised=False)
-        others = (one for one in naming.optimizers_alive() if one is not optimizer)
-        if is_frozen:
-            self._starved.append(_starved(held, failure))
-        elif any(one.grad is not None for other in others for one in _torch.parameters_of(other)):
+        self._starved.append(_starved(held, failure))
+        if not is_frozen:
+            # A program that updates by hand may step an optimizer for the sake of its schedule alone.
             self._unfed.append((Noted(self._core, held), failure))
-            self._starved.append(_starved(held, failure))
-        else:
-            self._found(failure)
 
     def _note_cut_off(
         self, optimizer: Optimizer, missing: list[Any], held: list[Any], counts: dict[str, int], frame: FrameType

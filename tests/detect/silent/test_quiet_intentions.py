@@ -229,6 +229,19 @@ def states_that_drift() -> None:
                 _fit(net, optimizer, (net(x) - x0).pow(2).mean() + net(chain).pow(2).mean() + net(walker).mean())
 
 
+def a_rate_for_an_update_by_hand() -> None:
+    net = nn.Linear(4, 1)
+    holder = torch.optim.SGD(net.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(holder, 3)
+    for _ in range(6):
+        slopes = torch.autograd.grad((net(torch.randn(5, 4)) - 1).pow(2).mean(), list(net.parameters()))
+        with torch.no_grad():
+            for p, slope in zip(net.parameters(), slopes, strict=True):
+                p -= holder.param_groups[0]["lr"] * slope
+        holder.step()
+        schedule.step()
+
+
 def steps_that_wait_for_a_later_phase() -> None:
     trunk, early, late = nn.Linear(4, 6), nn.Linear(6, 1), nn.Linear(6, 1)
     optimizers = [torch.optim.Adam(one.parameters(), lr=0.01) for one in (trunk, early, late)]
@@ -392,6 +405,7 @@ PROGRAMS = (
     networks_that_are_left_as_they_are,
     states_that_fade,
     states_that_drift,
+    a_rate_for_an_update_by_hand,
     steps_that_wait_for_a_later_phase,
     straight_through_estimates,
 )

@@ -91,9 +91,12 @@ class ChangedAgain(Finder):
         """Yield the last writes to each scaled memory, as far as the counter shows that there were no others."""
         raws = [raw for raw in logged_writes(self._core, self._since) if raw.kind != "metadata"]
         scaled = {raw.storage for raw in raws if not raw.is_parameter and (raw.op in SCALES or self._may_pile_up(raw))}
+        began = next((call.clock for call in backward_calls(self._core)), 0)
+        in_training = {raw.stack for raw in raws if raw.clock > began}
         found: dict[int, list[RawWrite]] = {}
         for raw in raws:
-            if raw.storage in scaled:
+            # What makes the data in place before training is no part of the rounds.
+            if raw.storage in scaled and (raw.clock > began or raw.stack in in_training):
                 known = found.setdefault(raw.storage, [])
                 if known and (raw.version is None or raw.version - 1 != known[-1].version):
                     known.clear()

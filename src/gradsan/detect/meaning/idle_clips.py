@@ -22,6 +22,14 @@ class IdleClip(NamedTuple):
     clip: Clip
     kind: str
     step: StepRecord
+    frozen: tuple[_torch.weak_tensor, ...] = ()
+    """What it was given, if that is a frozen part of the model, which may have its turn later."""
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether all of that is there, and still without a gradient."""
+        held = [one() for one in self.frozen]
+        return all(one is not None and not one.requires_grad and one.grad is None for one in held)
 
     @property
     def may_be_read(self) -> bool:
@@ -59,9 +67,8 @@ class Round(NamedTuple):
             return
         from gradsan.detect.meaning.evidence import frozen_beside
 
-        # A frozen part of the model that is trained may have its turn later.
-        if clip.leaves.isdisjoint(map(id, frozen_beside(owned))):
-            yield IdleClip(clip, "others", self.steps[0])
+        frozen = tuple(_torch.weak_tensor(one) for one in frozen_beside(owned) if id(one) in clip.leaves)
+        yield IdleClip(clip, "others", self.steps[0], frozen)
 
     def _too_early_or_late(self, clip: Clip, clips: list[Clip]) -> Iterator[IdleClip]:
         """Yield a clip before its gradients exist or are unscaled, or after the step that used them."""

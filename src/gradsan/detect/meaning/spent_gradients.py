@@ -36,7 +36,7 @@ from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.graph import naming, walk
 from gradsan.model import Clue
 from gradsan.record.detector import Run
-from gradsan.record.log import RawWrite, logged_writes
+from gradsan.record.log import RawStack, RawWrite, logged_writes
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, StepRecord, read_backward
 from gradsan.record.user_hooks import has_tensor_hooks
@@ -77,6 +77,7 @@ class SpentGradients(RoundDetector):
         self._unstepped = self._notes(dict[Hashable, Clearing]())
         self._forgotten = ForgottenSteps(run.core, run.steps, self._making)
         self._begun = self._gone_on = 0
+        self._frozen: list[tuple[RawStack, IdleClip]] = self._notes([])
         self._rounds_at = self._notes(collections.Counter[Hashable]())
 
     def forget(self) -> None:
@@ -115,7 +116,10 @@ class SpentGradients(RoundDetector):
 
     @_torch.hushed()
     def settle(self) -> None:
-        """Report the lines whose gradients no step has used until the end."""
+        """Report the lines whose gradients no step has used until the end, and clips of what stayed frozen."""
+        for stack, idle in self._frozen:
+            if idle.is_frozen:
+                self._report_clip(stack, idle)
         for stack, key, clues in self._forgotten.until_now():
             if stack not in self._described and key not in self._used:
                 self._described.add(stack)
@@ -170,8 +174,10 @@ class SpentGradients(RoundDetector):
         for idle in Round(self._calls_of_program, steps, writes, self._refilled, optimizers).idle_clips():
             if not self._is_second(idle.clip.stack):
                 continue
-            if not (idle.may_be_read and program_reads_gradients(sys._getframe(1))):
-                self._report_clip(entry, idle)
+            if idle.frozen:
+                self._frozen.append((entry.stack, idle))
+            elif not (idle.may_be_read and program_reads_gradients(sys._getframe(1))):
+                self._report_clip(entry.stack, idle)
 
     def _judge_part(self, entry: RawBackward, steps: list[StepRecord]) -> None:
         """Report gradients cleared in an earlier round, if this one ends with a step that was to accumulate them."""
@@ -284,10 +290,10 @@ class SpentGradients(RoundDetector):
             return None
         return next((call for call in self._calls_of_program.clearings if id(leaf) in call.leaves), None)
 
-    def _report_clip(self, entry: RawBackward, idle: IdleClip) -> None:
+    def _report_clip(self, stack: RawStack, idle: IdleClip) -> None:
         self._report_at(
             CLIPPED,
-            entry.stack,
+            stack,
             Clue("clip", symbolise(idle.clip.stack), op=idle.clip.op, values={"kind": idle.kind}),
             Clue("stepped", symbolise(idle.step.stack), name=idle.step.optimizer),
         )
