@@ -43,6 +43,10 @@ def _call_requires_grad(source: SourceFile, hit: Hit, at: Spot, frame: Frame) ->
     return None
 
 
+def _call(source: SourceFile, hit: Hit, at: Spot, frame: Frame) -> Change | None:
+    return edited(source, [Edit.insert(at.end_line, at.end_column, "()")], "call")
+
+
 def _create_graph(source: SourceFile, hit: Hit, at: Spot, frame: Frame) -> Change | None:
     for node in source.nodes:
         if isinstance(node, ast.Call) and source.span(node) == _span(at):
@@ -82,10 +86,11 @@ def _span(spot: Spot) -> Span:
 _MAKERS: dict[str, Callable[[SourceFile, Hit, Spot, Frame], Change | None]] = {
     "spell": _spell,
     "call_requires_grad": _call_requires_grad,
+    "call": _call,
     "create_graph": _create_graph,
     "inplace_false": _inplace_false,
     "detach": _detach,
     "no_grad": _no_grad,
     "out_of_place": _out_of_place,
 }
-_CERTAIN = frozenset({"spell", "call_requires_grad", "inplace_false", "detach", "no_grad", "out_of_place"})
+_CERTAIN = frozenset({"spell", "call", "call_requires_grad", "inplace_false", "detach", "no_grad", "out_of_place"})

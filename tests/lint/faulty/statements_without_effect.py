@@ -57,3 +57,9 @@ def finetune(student, data, rate=1e-4):
         loss.backward()
         late.zero_grad()  # GS424
         late.step()
+    for x, wanted in data:
+        late.zero_grad()
+        loss = (student(x) - wanted).abs().mean()
+        if loss.isfinite():
+            loss.backward  # GS421
+        late.step  # GS424

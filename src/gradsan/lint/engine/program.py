@@ -33,6 +33,12 @@ from gradsan.source.identifiers import dropped_updates
 _MODULE_STATEMENTS = 4_000
 _FUNCTION_STATEMENTS = 1_200
 _FILE_STATEMENTS = 30_000
+_NOT_CALLED = {
+    "zero_grad": ("GS214", "zero_grad_not_called"),
+    "step": ("GS424", "step_not_called"),
+    "backward": ("GS421", "backward_not_called"),
+}
+"""Methods that a statement names without a call, which does nothing: code and slug."""
 
 
 class Program(Statements):
@@ -70,16 +76,17 @@ class Program(Statements):
     def _without_effect(self, body: list[ast.stmt], scope: ast.AST) -> None:
         """Report what has no effect.
 
-        Updates that only bind the variable of a loop over parameters, ``zero_grad`` without its call, and gradients
-        cleared before their step or clipped before their backward.
+        Updates that only bind the variable of a loop over parameters, ``zero_grad``, ``step`` and ``backward`` without
+        their call, and gradients cleared before their step or clipped before their backward.
         """
         for call in in_vain(body, self.module):
             site = self.site(call.call)
             self.report(call.code, call.slug, site, State(), YES, call.values, [("written", site)])
         for node in body:
             name = node.value if isinstance(node, ast.Expr) else None
-            if isinstance(name, ast.Attribute) and name.attr == "zero_grad":
-                self._report_idle("GS214", "zero_grad_not_called", node, ast.unparse(name))
+            if isinstance(name, ast.Attribute) and name.attr in _NOT_CALLED:
+                code, slug = _NOT_CALLED[name.attr]
+                self._report_idle(code, slug, node, ast.unparse(name), "call")
             if isinstance(node, ast.For) and ".parameters()" in ast.unparse(node.iter):
                 for one in dropped_updates(node, scope):
                     self._report_idle("GS420", "update_dropped", one, ast.unparse(one.targets[0]))
@@ -87,9 +94,9 @@ class Program(Statements):
             for block in ("body", "orelse", "finalbody", "handlers"):
                 self._without_effect(getattr(node, block, None) or [], inner)
 
-    def _report_idle(self, code: str, slug: str, node: ast.AST, name: str) -> None:
+    def _report_idle(self, code: str, slug: str, node: ast.AST, name: str, fix: str = "") -> None:
         site = self.site(node)
-        self.report(code, slug, site, State(), YES, {"name": name}, [("written", site)])
+        self.report(code, slug, site, State(), YES, {"name": name}, [("written", site)], fix)
 
     def _run(self, work: Callable[[], State | None], statements: int) -> State | None:
         allowed = min(statements, self.left)

@@ -233,6 +233,10 @@ def step_after_backward(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     place = None if used is None else next(blocks.placements(used), None)
     if advice is None or clear is None or place is None or clear.source is not place.source:
         return ()
+    if (named := _named_step(place)) is not None:
+        line = place.source.span(named).end_line
+        changed = blocks.lines_changed(place.source, {line: f"{place.source.lines[line - 1].rstrip()}()"})
+        return (replace(advice, lines=changed, applicability="review"),)
     source, call = clear.source, blocks.method_call(clear.statement, "zero_grad")
     function = source.function(clear.statement)
     if call is None or not isinstance(call.func, ast.Attribute) or function is not source.function(place.statement):
@@ -243,6 +247,17 @@ def step_after_backward(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     end = source.span(blocks.behind_clipping(place)).end_line
     text = f"{source.lines[end - 1]}\n{source.indent(place.statement)}{receiver}.step()"
     return (replace(advice, lines=blocks.lines_changed(source, {end: text}), applicability="review"),)
+
+
+def _named_step(place: blocks.Placed) -> ast.stmt | None:
+    """The statement ``optimizer.step`` that follows in the block, without its call, on lines of its own."""
+    following = place.block[place.index + 1 :]
+    named = (one for one in following if isinstance(one, ast.Expr) and isinstance(one.value, ast.Attribute))
+    found = next((one for one in named if leaf_name(one.value) == "step"), None)
+    is_alone = found is not None and place.source.lines[place.source.span(found).end_line - 1].rstrip().endswith(
+        ".step"
+    )
+    return found if found is not None and is_alone and is_whole_lines(place.source, found) else None
 
 
 def _is_network(source: SourceFile, name: str) -> bool:
