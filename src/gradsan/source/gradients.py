@@ -66,13 +66,16 @@ def reads_gradient_beside(frame: Frame) -> bool:
 def is_loss_read_elsewhere(frame: Frame) -> bool:
     """Whether a name in the statement of a backward is read by another statement, to print it perhaps; True in doubt.
 
-    A statement that binds the name anew, as ``loss = loss / parts``, does not count.
+    A statement that binds the name anew, as ``loss = loss / parts``, does not count. ``optimizer.step`` without its
+    call says as well that the loss was to train.
     """
     statement = statement_at(frame)
     if statement is None:
         return True
     source, inside = statement.source, set(ast.walk(statement.node))
-    scope = source.nodes if statement.function is None else ast.walk(statement.function)
+    scope = source.nodes if statement.function is None else tuple(ast.walk(statement.function))
+    if any(isinstance(one, ast.Expr) and getattr(one.value, "attr", None) == "step" for one in scope):
+        return True
     names = [one for one in scope if isinstance(one, ast.Name)]
     bound = {one.id for one in names if isinstance(one.ctx, ast.Store)}
     own = bound & {one.id for one in names if one in inside}
