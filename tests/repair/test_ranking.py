@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from gradsan.model import Fix, Message, Verification
-from gradsan.repair.judging import Tried, measured, ranked_fixes
+from gradsan.repair.judging import Tried
 from gradsan.repair.patch import Patch
+from gradsan.repair.ranking import measured, ranked_fixes
 from gradsan.repair.trials.trial import Cost, Trial
 
 

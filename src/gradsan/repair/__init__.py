@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 from gradsan._lazy import names_on_demand
 
 if TYPE_CHECKING:
-    from gradsan.repair.judging import is_implied
     from gradsan.repair.libraries import why_untried
     from gradsan.repair.patch import Patch, apply_patch, dirty_files
+    from gradsan.repair.ranking import is_implied
     from gradsan.repair.search import Found, Limits, find_fixes, runs_well
 
 __getattr__ = names_on_demand(
     __name__,
     {
-        "judging": ("is_implied",),
+        "ranking": ("is_implied",),
         "libraries": ("why_untried",),
         "patch": ("Patch", "apply_patch", "dirty_files"),
         "search": ("Found", "Limits", "find_fixes", "runs_well"),

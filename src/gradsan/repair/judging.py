@@ -1,12 +1,12 @@
-"""Verdict on a trial of a candidate: whether it helped, how the training differs, and the ranking of candidates."""
+"""Verdict on a trial of a candidate: whether it helped, and how the training differs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 from gradsan.model import Diagnosis, Fix, Message, Verification
 from gradsan.present._places import shown_path
@@ -14,7 +14,7 @@ from gradsan.repair.compare import Comparison, compare, tolerance
 from gradsan.repair.finite import finite_parts
 from gradsan.repair.patch import Patch
 from gradsan.repair.training import Training, compare_trainings
-from gradsan.repair.trials.trial import Cost, Recording, Trial
+from gradsan.repair.trials.trial import Recording, Trial
 
 _LONGEST = 200
 """Characters of an exception's message that a verdict quotes."""
@@ -28,8 +28,11 @@ _KEEPS_VALUES = frozenset(
 )
 """Kinds after which the first forward computes the same: no write is lost, and no later write is read."""
 
-_MEANT = frozenset({"help.loss_recorded", "help.value_recorded", "help.layer_out_of_place", "help.recompute_perturbed"})
+MEANT = frozenset({"help.loss_recorded", "help.value_recorded", "help.layer_out_of_place", "help.recompute_perturbed"})
 """Messages of kinds that keep values elsewhere: a write past the graph is meant to count, a residual to stay."""
+
+TWICE = "fix.computes_twice"
+"""Message of a candidate that calls modules again with the same arguments."""
 
 Say = Callable[[Message], str]
 
@@ -43,7 +46,8 @@ class Judge:
     a Message in the words of the report, paths are shown relative to ``cwd``. ``is_of_values``: the fault is NaN or
     Inf, so only values finite before can be compared. ``unrecorded`` is the message for a change that leaves a write
     that bypasses autograd, or a gradient that the loss reads, without a graph, which may have been meant to have one:
-    the correct gradients are unknown. ``so_far`` is the patch for the faults before this one.
+    the correct gradients are unknown. ``so_far`` is the patch for the faults before this one. ``spared`` is the message
+    for a change after which the fault's write no longer reaches its caller's tensor; None where that loses a write.
     """
 
     reference: Trial
@@ -54,6 +58,7 @@ class Judge:
     is_of_values: bool = False
     unrecorded: Message | None = None
     so_far: Patch = field(default_factory=Patch)
+    spared: Message | None = None
 
     def tried(self, fix: Fix, patch: Patch, trial: Trial, before: Trial) -> Tried:
         """The candidate ``fix`` with the results of its ``trial``; ``before`` is the program's trial without it."""
@@ -65,8 +70,9 @@ class Judge:
         is_known = comparison.has_reference and self.is_replayable and has_numbers
         # A run that ends with another, silent finding may still have lost gradients.
         loss = _loss(comparison, training, fix) if runs or (trial.recording.finished and comparison.lost) else None
-        keeps_values = is_known and fix.kind in _KEEPS_VALUES and fix.summary.key not in _MEANT
-        if runs and keeps_values and _begins_with_another_loss(reference, trial.recording):
+        keeps_values = is_known and fix.kind in _KEEPS_VALUES and fix.summary.key not in MEANT
+        is_another = runs and keeps_values and _begins_with_another_loss(reference, trial.recording)
+        if is_another and self.spared is None:
             loss = loss or Message("fix.another_loss")
         goes_as_far = not runs and self._ends_as_the_reference(comparison, training, trial, patch)
         passed = (runs or goes_as_far) and loss is None
@@ -95,11 +101,11 @@ class Judge:
         elif goes_as_far:
             tested = replace(tested, meaning="changed", how_changed=Message("fix.same_up_to_there"))
         elif passed:
-            how = fix.how_changed or self._how_changed(comparison)
+            how = fix.how_changed or (self.spared if is_another else None) or self._how_changed(comparison)
             if self.is_of_values and not has_numbers and self.is_replayable:
                 how = Message("fix.with_nothing_finite", {"how": how})
             if fix.kind == "recompute_forward" and _repeats(self.reference.recording, trial.recording):
-                how = Message(_TWICE, {"how": how})
+                how = Message(TWICE, {"how": how})
             tested = replace(tested, meaning="changed", how_changed=how)
         else:
             # No suggestion has been measured to its end.
@@ -195,6 +201,19 @@ def _differs_in(verdict: str | None, comparison: Comparison, training: Training)
     return (*gradients, *training.differs_in)
 
 
+def callers_value(fault: Diagnosis, so_far: Patch, trials: Iterable[tuple[Patch, Trial]]) -> Message | None:
+    """What changes where the fault's write also reaches the tensor of its caller, which goes on to read it (GS216).
+
+    The backward that fails hides that; a run of a candidate that gets past it shows it. None where no run has.
+    """
+    written = _places("written", fault, so_far)
+    for patch, trial in trials:
+        for one in faults_of(trial):
+            if one.code == "GS216" and one.tensor is not None and written & _places("written", one, patch):
+                return Message("help.second_name_copied_how", {"name": one.tensor.name})
+    return None
+
+
 def _begins_with_another_loss(reference: Recording, candidate: Recording) -> bool:
     """Whether the very first loss, before any training, differs from that of the program as written."""
     if not (reference.begun and candidate.begun):
@@ -271,13 +290,6 @@ def _places(role: str, fault: Diagnosis, patch: Patch, *, unchanged: bool = Fals
     return {(one.frame.file, line, one.op) for one, line, is_equal in places if is_equal or not unchanged}
 
 
-COST_TOLERANCE = 0.02
-"""Costs closer than this to those of the leanest fix are equal: a copy of little does not outweigh a larger change."""
-DEAR = 1.25
-"""Times the cost of the leanest fix of the same training from which on a smaller edit does not outweigh it: a copy of
-the whole in every round of a loop."""
-
-
 @dataclass(frozen=True, slots=True)
 class Tried:
     """A candidate that was run. ``patch`` contains this fix and those of the faults before it."""
@@ -287,134 +299,3 @@ class Tried:
     trial: Trial
     passed: bool
     went_further: bool
-
-
-IMPLIED = frozenset(
-    {
-        *("detach_carried_state", "detach_in_modules", "detach_kept", "detach_out_of_place", "detach_other_network"),
-        *("reset_state", "reset_modules", "recompute_forward", "recompute_after_change", "rebuild_in_loop"),
-        *("rebuild_in_function", "as_property", "record_the_change", "change_a_copy", "leave_the_argument"),
-        *("clear_gradient", "clear_by_optimizer", "detach_built_once", "collect_each_value", "forget_collected"),
-        *("give_to_optimizer", "cache_each_round", "switch_on", "create_graph", "copy_second_name", "clip_between"),
-        *("clear_elsewhere", "clear_after_step", "step_after_backward", "give_parameters", "scale_out_of_place"),
-        *("undo_item", "undo_new_tensor", "undo_gradient", "undo_no_grad", "undo_inference_mode", "cut_at_use"),
-        *("schedule_anew", "differentiate_base", "compute_each_round", "functional_fast_weights"),
-        *("stable_form", "double_where", "clamp_input", "eps_inside", "clamp_count", "nonzero_denominator"),
-        *("without_correction", "sum_over_count", "finite_mask", "zeros_instead", "float32_operation"),
-        *("leave_out_empty", "drop_rows", "leave_out_batch", "positive_eps", "step_behind_backward"),
-    }
-)
-"""Kinds whose change of the training is the one that the cause implies: truncated where a state is cut, the gradient
-at updated parameters, a change that is recorded at last, a finite value where there was none. Any other kind says that
-the gradients stay; where they do not, it is not what anybody meant."""
-
-_CUTS = ("help.build_without_graph", "help.build_under_no_grad")
-_TWICE, _UNSURE, _CUT_TERM = "fix.computes_twice", "fix.stays_or_follows", "help.cut_term_how"
-_VERDICTS = ("same", "gradients")
-
-
-def is_implied(fix: Fix) -> bool:
-    """Whether the fix's change of the training is the one that the cause of the fault implies.
-
-    A value that every round computes anyway is not meant to be recomputed: the earlier value was to be kept. Where only
-    a name suggests so, the user is asked.
-    """
-    if fix.how_changed is not None and fix.how_changed.key in (_TWICE, _UNSURE, _CUT_TERM):
-        return False
-    return fix.kind in IMPLIED or fix.summary.key in _MEANT
-
-
-def settled(tried: list[Tried]) -> list[Tried]:
-    """``tried``, certain that a value was to be kept where a run has shown that each round computes it.
-
-    Where nothing shows whether it was to be kept or recomputed, both work, and the rounds call networks
-    themselves, neither is certain.
-    """
-    hows = [one.fix.how_changed for one in tried]
-    if any(how is not None and how.key == _TWICE for how in hows):
-        return [
-            _told(one, cast("Message", how.values["how"])) if how is not None and how.key == _UNSURE else one
-            for one, how in zip(tried, hows, strict=True)
-        ]
-    passed = [one for one in tried if one.passed and one.fix.meaning == "changed"]
-    anew = [one for one in passed if one.fix.kind == "recompute_forward"]
-    busy = [one for one in passed if one.trial.recording.called * 2 > len(one.trial.recording.steps)]
-    cuts = [one for one in busy if one.fix.summary.key in _CUTS]
-    if not anew or not cuts or tried.index(cuts[0]) < tried.index(anew[0]):
-        return tried
-    unsure = [*anew, *cuts]
-    return [_told(one, Message(_UNSURE, {"how": one.fix.how_changed})) if one in unsure else one for one in tried]
-
-
-def _told(tried: Tried, how: Message) -> Tried:
-    return replace(tried, fix=replace(tried.fix, how_changed=how))
-
-
-def measured(tried: Sequence[Tried], measure: Callable[[Sequence[Patch]], Sequence[Cost | None]]) -> list[Tried]:
-    """``tried`` with the costs of the best candidates that are otherwise equal, relative to the cheapest of them.
-
-    Only those are run once more: costs break ties.
-    """
-    passed = [number for number, one in enumerate(tried) if one.passed]
-    sizes = [0 if one.fix.meaning == "preserved" else one.patch.size for one in tried]
-    ranks = {number: (*_standing(tried[number]), sizes[number]) for number in passed}
-    compared = [number for number in passed if ranks[number] == min(ranks.values())]
-    measures = measure([tried[number].patch for number in compared]) if len(compared) > 1 else ()
-    found = dict(zip(compared, measures, strict=False))
-    known = [cost for cost in found.values() if cost is not None]
-    if not known:
-        return list(tried)
-    leanest = Cost(min(one.written for one in known), min(one.kept for one in known))
-    costs = [found.get(number) for number in range(len(tried))]
-    return [one if cost is None else _with_cost(one, cost, leanest) for one, cost in zip(tried, costs, strict=True)]
-
-
-def ranked_fixes(tried: Sequence[Tried], *, was_refused: bool = False) -> list[Tried]:
-    """The fixes, best first; equal ones in the order in which they were suggested.
-
-    Among those that change the training, the ones whose change the cause implies come first, then the diagnosis's
-    order of kinds decides. That order also decides where PyTorch rejected the statement, or it returned NaN
-    (``was_refused``): the first kind then says what the statement is meant to do.
-    """
-    kinds = list(dict.fromkeys(one.fix.kind for one in tried))
-    return sorted(tried, key=lambda one: _rank(one, kinds.index(one.fix.kind), was_refused))
-
-
-def _rank(tried: Tried, named: int, was_refused: bool) -> tuple[object, ...]:
-    verification = tried.fix.verification
-    time, memory = verification.time_ratio or 1.0, verification.memory_ratio or 1.0
-    cost = (time + memory) / 2 - 1.0
-    is_preserved = tried.fix.meaning == "preserved"
-    return (
-        not tried.passed,
-        not tried.went_further,
-        *_standing(tried),
-        0 if is_preserved and not was_refused else named,
-        0.0 if is_preserved else verification.gradient_difference or 0.0,
-        is_preserved and max(time, memory) > DEAR,
-        # ``x = x.exp()`` in a line of its own leaves nothing to copy.
-        1 if tried.fix.kind == "out_of_place" and tried.patch.splits else tried.patch.size,
-        int(cost / COST_TOLERANCE),
-    )
-
-
-def _standing(tried: Tried) -> tuple[int, bool]:
-    """The rank of the training by closeness to the original's, and whether it changes in a way that is not implied."""
-    verdict = tried.fix.verification.training
-    is_preserved = tried.fix.meaning == "preserved"
-    # A fix that was not compared (no reference) may declare that it does not preserve the training.
-    closeness = _VERDICTS.index(verdict) if verdict in _VERDICTS else 0 if is_preserved else len(_VERDICTS)
-    return closeness, not is_preserved and not is_implied(tried.fix)
-
-
-def _with_cost(tried: Tried, cost: Cost, leanest: Cost) -> Tried:
-    verification = replace(
-        tried.fix.verification,
-        time_ratio=_ratio(cost.written, leanest.written),
-        memory_ratio=_ratio(cost.kept, leanest.kept),
-    )
-    return replace(tried, fix=replace(tried.fix, verification=verification))
-
-
-def _ratio(value: int, least: int) -> float | None:
-    return value / least if least else None

@@ -18,9 +18,10 @@ from gradsan.model import Diagnosis, Fix, Message, Seen
 from gradsan.present._places import shown_path
 from gradsan.repair import libraries
 from gradsan.repair.finite import is_nonfinite
-from gradsan.repair.judging import Judge, Say, Tried, faults_of, measured, ranked_fixes, settled
+from gradsan.repair.judging import Judge, Say, Tried, callers_value, faults_of
 from gradsan.repair.libraries import untried
 from gradsan.repair.patch import Patch, PatchError, on_disk
+from gradsan.repair.ranking import measured, ranked_fixes, settled
 from gradsan.repair.trials.runner import Runner, cores_for_trials
 from gradsan.repair.trials.trial import Cost, Request, Trial
 
@@ -360,7 +361,13 @@ def _try_all(search: _Search, fault: Diagnosis, patch: Patch, before: Trial) -> 
         search.progress(Message("fix.running_candidate", values))
     requests = [replace(search.request, files=dict(candidate.files)) for _, candidate in candidates]
     trials = search.runner.run_all(requests, side_by_side=search.side_by_side)
-    judge = replace(search.judge, is_of_values=fault.nonfinite is not None, unrecorded=_unrecorded(fault), so_far=patch)
+    judge = replace(
+        search.judge,
+        is_of_values=fault.nonfinite is not None,
+        unrecorded=_unrecorded(fault),
+        so_far=patch,
+        spared=callers_value(fault, patch, zip((one for _, one in candidates), trials, strict=True)),
+    )
     if any(map(judge.is_in_doubt, trials)):
         judge = replace(judge, noise=search.noise())
     tried = [
