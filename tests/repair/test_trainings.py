@@ -77,3 +77,34 @@ def test_the_right_patch_keeps_the_training_and_the_harmful_one_does_not(judged,
 
 def test_the_long_ones_exist():
     assert set(PAIRS) > LONG
+
+
+ROUNDS = """
+import torch
+from gradsan.repair.trials import recording
+
+{limit}
+torch.manual_seed(0)
+net = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+def train():
+    batch = torch.randn(4, 3)
+    optimizer.zero_grad()
+    net(batch).sum().backward()
+    optimizer.step()
+
+for _ in range(6):
+    train()
+"""
+
+
+def test_the_variables_of_the_end_are_those_of_the_last_round_without_time_to_look_before(folder, runner):
+    ends = []
+    for limit in ("", "recording._FREE_SECONDS = -1e9"):
+        file = folder / "main.py"
+        file.write_text(ROUNDS.format(limit=limit))
+        recorded = runner.run(Request(("script", str(file), ()), "watch", {}, 0, 60.0)).recording
+        ends.append((len(recorded.moments), recorded.moments[-1].values["train: batch"].checksum))
+    assert ends[0][0] > ends[1][0]
+    assert ends[0][1] == ends[1][1]

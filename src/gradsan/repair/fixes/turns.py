@@ -39,7 +39,10 @@ def later_turn_first(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         return ()
     first = min(one for one in starts if one is not None)
     passed = block[first : block.index(turn[0])]
-    if not all(_is_of_turn(one) for one in passed) or names_bound(passed) or names_bound(turn):
+    networks = networks_of(source, later)
+    if not all(_is_of_turn(one) or _is_apart(source, one, networks) for one in passed) or names_bound(turn):
+        return ()
+    if names_bound(passed) & blocks.names_read(turn):
         return ()
     # Of several backwards through one graph the last one frees it: what is moved before them must not.
     if any(_keeps_graph(one) for one in passed) and not _keeps_graph(place.statement):
@@ -179,6 +182,19 @@ def _is_of_turn(node: ast.stmt) -> bool:
     return _is_clip(node) or any(
         blocks.method_call(node, name) is not None for name in ("zero_grad", "backward", "step")
     )
+
+
+def _is_apart(source: SourceFile, node: ast.stmt, networks: set[str]) -> bool:
+    """Whether a statement has nothing to do with ``networks``, as the update of another network's average.
+
+    False where that does not show: no network is known, or a method of ``self`` may reach any.
+    """
+    if not networks or any(isinstance(one, (ast.Return, ast.Break, ast.Continue, ast.Raise)) for one in ast.walk(node)):
+        return False
+    names = [one for one in ast.walk(node) if isinstance(one, (ast.Name, ast.Attribute))]
+    called = [one.func for one in ast.walk(node) if isinstance(one, ast.Call)]
+    own = [one for one in called if isinstance(one, ast.Attribute) and source.text(one.value) == "self"]
+    return not own and not any(source.text(one) in networks for one in names)
 
 
 def _is_clip(node: ast.stmt) -> bool:

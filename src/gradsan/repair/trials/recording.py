@@ -267,12 +267,13 @@ class Recorder:
         self._ordinals[steps] += 1
         # Later backwards of a round are not compared where steps delimit the rounds.
         is_wanted = is_end or (len(self._moments) < _MOST_MOMENTS and not (steps and ordinal))
+        # Also without time for their values: at the end, those of an earlier call would be another round's.
+        self._lasting = lasting(spaces)
         if is_wanted and (is_end or self._has_time()):
             began = time.perf_counter()
             with unwatched():
                 values, passing = values_of(spaces)
                 states = random_states()
-            self._lasting = lasting(spaces)
             drawn = self._draws.counts()
             self._moments.append(Moment(steps, ordinal, values, passing, states, drawn, is_end, self._begun_count))
             self._looked_for += time.perf_counter() - began
