@@ -162,6 +162,15 @@ def test_pages_show_what_lint_finds_and_the_right_versions_are_quiet() -> None:
         "        super().__init__()\n        self.requires_grad = requires_grad",
         "import pytest\nimport torch\n\ndef test_it():\n    w = torch.ones(3, requires_grad=True)\n"
         "    with pytest.raises(RuntimeError):\n        w += 1",
+        # To name an attribute asks whether it is there, or runs a property.
+        "import torch\nimport pytest\n\ndef test_it(opt):\n    opt.zero_grad()\n"
+        "    with pytest.raises(AttributeError):\n        opt.step",
+        "import torch\n\ndef steps(opt):\n    opt.zero_grad()\n    try:\n        opt.step\n"
+        "    except AttributeError:\n        return False\n    return True",
+        "import torch\n\n\nclass Clock:\n    @property\n    def step(self):\n        self.now += 1\n\n"
+        "    def zero_grad(self):\n        self.now = 0\n\n    def run(self):\n        self.zero_grad()\n"
+        "        self.step",
+        "import torch\n\n\ndef go(robot, path):\n    robot.step\n    for part in path:\n        part.backward",
     ],
 )
 def test_right_programs_are_quiet(source: str) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gradsan.source.reuse import *
     from gradsan.source.rewrite.finite import *
     from gradsan.source.rewrite.functions import *
+    from gradsan.source.rewrite.given import *
     from gradsan.source.rewrite.listing import *
     from gradsan.source.rewrite.moving import *
     from gradsan.source.rewrite.out_of_place import *
@@ -76,6 +77,7 @@ _NAMES = {
         "bind_early copy_saved_early earlier_reads gradients_for_inputs kept_on_context mark_dirty "
         "rebound_at save_for_backward saved_early"
     ),
+    "rewrite.given": "may_step steps_one_of",
     "rewrite.listing": "list_and_stack rebuilt_list",
     "rewrite.moving": "bound_names detach_given detach_reads move_behind taken_from within_block",
     "rewrite.out_of_place": (

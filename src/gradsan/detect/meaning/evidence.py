@@ -336,6 +336,18 @@ def _dotted(name: str) -> str:
     return re.sub(r"\W+", ".", f".{name}.")
 
 
+def is_step_chosen(made: RawStack, ran: RawStack, stepped: Iterable[RawStack]) -> bool:
+    """Whether the program names a step of an optimizer that has not run, or chooses the one that it steps.
+
+    With the stacks of its construction, of a backward, and of the steps of others in that round.
+    """
+    frames = [symbolise(one).user_frame for one in (made, ran)]
+    others = [symbolise(one).user_frame for one in stepped]
+    if frames[0] is None or frames[1] is None:
+        return False
+    return source.may_step(frames[0], frames[1]) or any(one is not None and source.steps_one_of(one) for one in others)
+
+
 def adds_up_parts(cleared: Any, backward: Any, step: Any) -> bool:
     """Whether the source at these stacks shows that gradients cleared part by part were meant to be accumulated."""
     cleared_at, ran_at, stepped_at = (symbolise(one).user_frames for one in (cleared, backward, step))

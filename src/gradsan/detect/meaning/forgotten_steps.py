@@ -1,13 +1,15 @@
 """Rounds whose gradients are cleared without a step, over and over: until the end, the step was forgotten.
 
-Row: ``gradient_thrown_away``, with the roles of :mod:`gradsan.detect.meaning.spent_gradients`; ``stepped`` has no site.
+Row: ``gradient_thrown_away``, with the roles of :mod:`gradsan.detect.meaning.spent_gradients`; ``stepped`` has no site,
+and ``gradient`` also ``is_chosen``: others are trained, and the program chooses whether this optimizer steps.
 """
 
 from __future__ import annotations
 
 import collections
 import sys
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +23,7 @@ from gradsan.graph import naming
 from gradsan.model import Clue
 from gradsan.record.log import Core, RawStack, logged_writes
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import Steps
+from gradsan.record.steps import StepRecord, Steps
 
 _LEAVES_COMPARED, _VALUES_COMPARED = 4, 64
 
@@ -34,6 +36,9 @@ class _Idle(NamedTuple):
     storages: frozenset[int]
     values: list[tuple[_torch.weak_tensor, torch.Tensor]]
     clues: tuple[Clue, ...]
+    made: RawStack | None
+    beside: tuple[RawStack, ...]
+    """The steps that such a round had of other optimizers."""
 
 
 class ForgottenSteps:
@@ -49,32 +54,43 @@ class ForgottenSteps:
         self._idle.clear()
         self._rounds.clear()
 
-    def note(self, stack: RawStack, first: Clearing, leaves: list[Any], key: Hashable = None) -> None:
+    def note(
+        self,
+        stack: RawStack,
+        first: Clearing,
+        leaves: list[Any],
+        beside: Sequence[StepRecord] = (),
+        key: Hashable = None,
+    ) -> None:
         """Note a round without a step; the second one is described, by the ``leaves`` that no step had.
 
-        ``key`` stands for a line's rounds without a step of one optimizer, which others had.
+        ``key`` stands for a line's rounds without a step of one optimizer, which others had; ``beside`` are those.
         """
         key = stack if key is None else key
         self._rounds[key] += 1
         frame = sys._getframe(1)
         if self._rounds[key] != 2 or any(leaf is None for leaf in leaves) or program_reads_gradients(frame):
             return
-        held = (type(one).__name__ for one, _ in self._making.optimizers() if _has(one, leaves[0]))
+        held = next((pair for pair in self._making.optimizers() if _has(pair[0], leaves[0])), None)
         facts = {**_torch.facts_of(leaves[0]), "leaves": len(leaves), "is_refilled": False, "is_part": ""}
         clues = (
             Clue("gradient", name=naming.name_of(leaves[0], frame), values=facts),
             Clue("cleared", symbolise(first.stack), op=first.op),
-            Clue("stepped", name=next(held, None)),
+            Clue("stepped", name=None if held is None else type(held[0]).__name__),
         )
         values = [(_torch.weak_tensor(one), _first_values(one)) for one in leaves[:_LEAVES_COMPARED]]
         storages = frozenset(map(_torch.storage_or_none, leaves))
-        self._idle[key] = _Idle(stack, self._core.clock, storages, values, clues)
+        made = None if held is None else held[1].stack
+        others = tuple(dict.fromkeys(one.stack for one in beside))
+        self._idle[key] = _Idle(stack, self._core.clock, storages, values, clues, made, others)
 
     def until_now(self) -> Iterator[tuple[RawStack, Hashable, tuple[Clue, ...]]]:
         """Yield the lines, with their keys, whose leaves no step had since, and have their values still."""
         for key, idle in self._idle.items():
             if not self._is_trained(idle):
-                yield idle.stack, key, idle.clues
+                gradient, *rest = idle.clues
+                chosen = {**gradient.values, "is_chosen": "yes" if _is_chosen(idle) else ""}
+                yield idle.stack, key, (replace(gradient, values=chosen), *rest)
 
     def _is_trained(self, idle: _Idle) -> bool:
         """Whether a step had one of the leaves, or one has other values now, or was written and is gone."""
@@ -84,6 +100,15 @@ class ForgottenSteps:
         if len(alive) < len(idle.values):
             return any(one.storage in idle.storages for one in logged_writes(self._core, idle.clock))
         return not all(torch.equal(_first_values(leaf), before) for leaf, before in alive)
+
+
+def _is_chosen(idle: _Idle) -> bool:
+    """Whether others are trained, and the program chooses in which rounds, or which optimizer, it steps."""
+    if not idle.beside or idle.made is None:
+        return False
+    from gradsan.detect.meaning.evidence import is_step_chosen
+
+    return is_step_chosen(idle.made, idle.stack, idle.beside)
 
 
 def _has(optimizer: Optimizer, leaf: torch.Tensor) -> bool:

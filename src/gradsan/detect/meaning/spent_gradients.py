@@ -233,9 +233,9 @@ class SpentGradients(RoundDetector):
                 self._unstepped.setdefault(entry.stack, first)
             if idle:
                 earliest = min((by for _, by in idle), key=lambda by: by.clock)
-                self._forgotten.note(entry.stack, earliest, [one.leaf() for one, _ in idle])
+                self._forgotten.note(entry.stack, earliest, [one.leaf() for one, _ in idle], later)
         elif not (is_whole or used or moved or later):
-            self._forgotten.note(entry.stack, first, [one.leaf() for one in gradients], key)
+            self._forgotten.note(entry.stack, first, [one.leaf() for one in gradients], steps, key)
         if used or moved:
             self._used.add(key)
         # One loss often reaches parameters that another trains: they are cleared, and refilled before their step.

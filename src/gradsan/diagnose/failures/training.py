@@ -66,7 +66,7 @@ def _way(evidence: str) -> str:
 
 
 def thrown_away(failure: Failure) -> Diagnosis | None:
-    """Diagnose every such failure: a note where only time was lost, or nobody looks at the loss; else a warning."""
+    """Diagnose every such failure: a note where it may be meant, or only time was lost; else a warning."""
     gradient, cleared, stepped = (failure.clue(role) for role in ("gradient", "cleared", "stepped"))
     if gradient is None or cleared is None or stepped is None:
         return None
@@ -80,6 +80,7 @@ def thrown_away(failure: Failure) -> Diagnosis | None:
     # Who measures times steps with nothing, and does not look at the loss.
     frame = failure.site.user_frame
     is_measured = is_idle and frame is not None and not source.is_loss_read_elsewhere(frame)
+    is_chosen = bool(gradient.values.get("is_chosen"))
     kind = "never_used" if is_idle else f"{'part_' if is_part else ''}thrown_away"
     slipped = () if is_idle or frame is None else source.backward_to_its_step(frame)
     late = is_idle or bool(slipped)
@@ -89,7 +90,7 @@ def thrown_away(failure: Failure) -> Diagnosis | None:
         "GS424",
         "gradient_thrown_away",
         values=values,
-        severity="note" if gradient.values["is_refilled"] or is_measured else "warning",
+        severity="note" if gradient.values["is_refilled"] or is_measured or is_chosen else "warning",
         title="title.gradient_never_used" if is_idle else None,
         explanation=f"explanation.gradient_{kind}",
         labels=(

@@ -1,4 +1,4 @@
-"""Order of clearing, clipping, backward and step in one block: gradients cleared or clipped in vain.
+"""Clearing, clipping, backward and step without effect: in the wrong order in one block, or named without a call.
 
 Only what stands in the block itself counts, each in a statement of its own, and nothing may be between that could fill
 gradients: an unknown call may run a backward.
@@ -47,6 +47,74 @@ class InVain(NamedTuple):
     slug: str
     call: ast.Call
     values: dict[str, object]
+
+
+NOT_CALLED = {
+    "zero_grad": ("GS214", "zero_grad_not_called"),
+    "step": ("GS424", "step_not_called"),
+    "backward": ("GS421", "backward_not_called"),
+}
+"""Methods that a statement names without a call, which does nothing: code and slug."""
+_ASKING = frozenset({"raises", "suppress", "assertRaises", "assertRaisesRegex"})
+
+
+def named_in_vain(body: list[ast.stmt], module: ast.Module) -> Iterator[tuple[ast.Expr, ast.Attribute]]:
+    """Yield the statements of ``body`` that name such a method of an optimizer, or of a computed loss.
+
+    Nothing of a file that gives objects such a property, or ``__getattr__``: to name it there may do something.
+    """
+    found = [
+        (one, one.value)
+        for one in body
+        if isinstance(one, ast.Expr) and isinstance(one.value, ast.Attribute) and one.value.attr in NOT_CALLED
+    ]
+    nodes = list(ast.walk(module)) if found else []
+    for statement, named in found:
+        properties = {"__getattr__", "__getattribute__", named.attr}
+        if any(_is_property(one, properties) for one in nodes):
+            continue
+        if named.attr == "zero_grad" or _is_trained_with(ast.unparse(named.value), named.attr, nodes):
+            yield statement, named
+
+
+def asks_for_error(statement: ast.stmt) -> bool:
+    """Whether the statements right in a block are there to see whether an attribute exists."""
+    if isinstance(statement, ast.Try):
+        return len(statement.body) == 1 or "AttributeError" in map(ast.unparse, _caught(statement))
+    calls = [one.context_expr for one in getattr(statement, "items", ())]
+    names = {getattr(one.func, "attr", getattr(one.func, "id", "")) for one in calls if isinstance(one, ast.Call)}
+    return not _ASKING.isdisjoint(names)
+
+
+def _caught(statement: ast.Try) -> Iterator[ast.AST]:
+    return (part for one in statement.handlers if one.type is not None for part in ast.walk(one.type))
+
+
+def _is_property(node: ast.AST, names: set[str]) -> bool:
+    if not isinstance(node, ast.FunctionDef) or node.name not in names:
+        return False
+    return node.name.startswith("__") or bool(node.decorator_list)
+
+
+def _is_trained_with(owner: str, method: str, nodes: list[ast.AST]) -> bool:
+    """Whether the file shows ``owner`` to be an optimizer (of ``step``), or a loss that it computes."""
+    if method == "step":
+        of_optimizers = {"zero_grad", "param_groups"}
+        if any(
+            isinstance(one, ast.Attribute) and one.attr in of_optimizers and ast.unparse(one.value) == owner
+            for one in nodes
+        ):
+            return True
+        made = [one.value for one in nodes if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == owner]
+        return any(isinstance(one, ast.Call) and ".parameters(" in ast.unparse(one) for one in made)
+    computed = [
+        one.value
+        for one in nodes
+        if isinstance(one, ast.Assign | ast.AugAssign)
+        and owner in map(ast.unparse, one.targets if isinstance(one, ast.Assign) else [one.target])
+    ]
+    is_trained = any(isinstance(one, ast.Attribute) and one.attr == "zero_grad" for one in nodes)
+    return is_trained and any(isinstance(one, ast.Call | ast.BinOp) for one in computed)
 
 
 def in_vain(body: list[ast.stmt], module: ast.Module) -> Iterator[InVain]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from gradsan.lint._findings import Hit
 from gradsan.lint.engine.base import EnoughError, Frame
-from gradsan.lint.engine.order import in_vain
+from gradsan.lint.engine.order import NOT_CALLED, asks_for_error, in_vain, named_in_vain
 from gradsan.lint.engine.state import State
 from gradsan.lint.engine.statements import Statements
 from gradsan.lint.engine.values import (
@@ -33,12 +33,6 @@ from gradsan.source.identifiers import dropped_updates
 _MODULE_STATEMENTS = 4_000
 _FUNCTION_STATEMENTS = 1_200
 _FILE_STATEMENTS = 30_000
-_NOT_CALLED = {
-    "zero_grad": ("GS214", "zero_grad_not_called"),
-    "step": ("GS424", "step_not_called"),
-    "backward": ("GS421", "backward_not_called"),
-}
-"""Methods that a statement names without a call, which does nothing: code and slug."""
 
 
 class Program(Statements):
@@ -73,26 +67,26 @@ class Program(Statements):
             level = YES if kept.is_sure else MAYBE
             self.report("GS705", "retained_needlessly", kept.site, State(), level, values, [("used", kept.site)])
 
-    def _without_effect(self, body: list[ast.stmt], scope: ast.AST) -> None:
+    def _without_effect(self, body: list[ast.stmt], scope: ast.AST, is_asked: bool = False) -> None:
         """Report what has no effect.
 
         Updates that only bind the variable of a loop over parameters, ``zero_grad``, ``step`` and ``backward`` without
-        their call, and gradients cleared before their step or clipped before their backward.
+        their call (unless ``is_asked``, whether they exist), and gradients cleared before their step or clipped before
+        their backward.
         """
         for call in in_vain(body, self.module):
             site = self.site(call.call)
             self.report(call.code, call.slug, site, State(), YES, call.values, [("written", site)])
+        for statement, named in () if is_asked else named_in_vain(body, self.module):
+            code, slug = NOT_CALLED[named.attr]
+            self._report_idle(code, slug, statement, ast.unparse(named), "call")
         for node in body:
-            name = node.value if isinstance(node, ast.Expr) else None
-            if isinstance(name, ast.Attribute) and name.attr in _NOT_CALLED:
-                code, slug = _NOT_CALLED[name.attr]
-                self._report_idle(code, slug, node, ast.unparse(name), "call")
             if isinstance(node, ast.For) and ".parameters()" in ast.unparse(node.iter):
                 for one in dropped_updates(node, scope):
                     self._report_idle("GS420", "update_dropped", one, ast.unparse(one.targets[0]))
             inner = node if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else scope
             for block in ("body", "orelse", "finalbody", "handlers"):
-                self._without_effect(getattr(node, block, None) or [], inner)
+                self._without_effect(getattr(node, block, None) or [], inner, asks_for_error(node))
 
     def _report_idle(self, code: str, slug: str, node: ast.AST, name: str, fix: str = "") -> None:
         site = self.site(node)

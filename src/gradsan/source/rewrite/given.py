@@ -1,11 +1,13 @@
-"""What a file gives an optimizer: its networks, and an expression for the list of its parameters."""
+"""What a file gives an optimizer (its networks, an expression for the list of its parameters), and where it steps."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from gradsan.source.identifiers import dotted_path, parameters
+from gradsan.model import Frame
+from gradsan.source.identifiers import dotted_path, leaf_name, parameters
+from gradsan.source.locate import statement_at
 from gradsan.source.tree import FunctionNode, SourceFile
 
 
@@ -27,6 +29,64 @@ def parameters_of(source: SourceFile, optimizer: str, at: ast.AST, each: str = "
     if network is not None:
         return f"list({network}.parameters())"
     return f'[{each} for group in {optimizer}.param_groups for {each} in group["params"]]'
+
+
+def may_step(made: Frame, at: Frame) -> bool:
+    """Whether the file of ``at``, or of ``made``, where an optimizer is made, has a call that steps it by its name.
+
+    Of an optimizer that has never stepped, such a call waits for a condition, or for a function to be called.
+    """
+    making = statement_at(made)
+    names = set[str | None]() if making is None else _names_of_made(making.node, made)
+    sources = {one.source.file: one.source for one in (making, statement_at(at)) if one is not None}
+    return any(
+        not names.isdisjoint(map(leaf_name, (call.func.value, *call.args)))
+        for source in sources.values()
+        for call in source.nodes
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "step"
+    )
+
+
+def _names_of_made(node: ast.stmt, made: Frame) -> set[str | None]:
+    """The names of what an assignment binds to the value that is made at a frame; none where that does not show."""
+    if not isinstance(node, ast.Assign):
+        return set()
+    (target, *others), value = node.targets, node.value
+    if isinstance(target, ast.Tuple) and not others:
+        pairs = zip(target.elts, value.elts, strict=False) if isinstance(value, ast.Tuple) else ()
+        place = (made.line, made.column or 0)
+        target = next((one for one, given in pairs if (given.lineno, given.col_offset + 1) == place), target)
+        if isinstance(target, ast.Tuple):
+            return set()
+    return {leaf_name(part) for one in (target, *others) for part in ast.walk(one)} - {None, "self"}
+
+
+def steps_one_of(at: Frame) -> bool:
+    """Whether the step at a frame is of one optimizer among several: an element, a choice, what a loop goes through."""
+    step = statement_at(at)
+    calls = [] if step is None else [one.func for one in ast.walk(step.node) if isinstance(one, ast.Call)]
+    held = [one.value for one in calls if isinstance(one, ast.Attribute) and one.attr == "step"]
+    if step is None or len(held) != 1:
+        return False
+    if isinstance(held[0], ast.Subscript | ast.IfExp | ast.Call):
+        return not (isinstance(held[0], ast.Subscript) and isinstance(held[0].slice, ast.Constant))
+    return isinstance(held[0], ast.Name) and _is_one_of(step.source, held[0])
+
+
+def _is_one_of(source: SourceFile, name: ast.Name) -> bool:
+    """Whether a name is a loop's, a parameter, or bound by a choice or an element."""
+    function = source.function(name)
+    if function is not None and name.id in parameters(function):
+        return True
+    for node in source.nodes:
+        if isinstance(node, ast.For | ast.comprehension):
+            if any(isinstance(part, ast.Name) and part.id == name.id for part in ast.walk(node.target)):
+                return True
+        elif isinstance(node, ast.Assign) and source.function(node) is function:
+            is_choice = isinstance(node.value, ast.IfExp | ast.Subscript | ast.Name)
+            if is_choice and source.text(node.targets[0]) == name.id:
+                return True
+    return False
 
 
 def _only_network(source: SourceFile, optimizer: str, at: ast.AST) -> str | None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.identifiers import assigned_names, imported_as, leaf_name
 from gradsan.source.locate import statement_at
+from gradsan.source.rewrite.given import networks_of
 from gradsan.source.rewrite.moving import (
     blocks_around,
     functions_of,
     gone_through,
     in_one_block,
+    names_bound,
     names_read,
     until_apart,
 )
@@ -238,17 +240,21 @@ def stands_before_its_backward(used: Sequence[Frame], updated: Sequence[Frame]) 
             if other is block and block.index(step) < block.index(node):
                 calls = [one for one in ast.walk(node) if _gives_gradients(one)]
                 is_only = [one for one in source.nodes if _gives_gradients(one)] == calls[:1]
-                return is_only or (len(calls) == 1 and _is_cleared_for(block, step, node, _stepping(below[-1]) or ""))
+                return is_only or (
+                    len(calls) == 1 and _is_cleared_for(source, block, (step, node), _stepping(below[-1]) or "")
+                )
     return False
 
 
-def _is_cleared_for(block: list[ast.stmt], step: ast.stmt, backward: ast.stmt, optimizer: str) -> bool:
+def _is_cleared_for(source: SourceFile, block: list[ast.stmt], pair: tuple[ast.stmt, ast.stmt], optimizer: str) -> bool:
     """Whether the optimizer steps, clears, and then lets the backward run, of which no other step takes the gradients.
 
-    That is the first backward of the block, and no step comes next. Or all others clear before they step, and the one
-    that steps next has a backward of its own since.
+    The step and the backward are the ``pair``. That is the first backward of the block, and no step comes next. Or all
+    others clear before they step, and the one that steps next has a backward of its own since, and no network that the
+    loss reaches.
     """
-    first, last = step.lineno, backward.lineno
+    backward = pair[1]
+    first, last = pair[0].lineno, backward.lineno
     calls = [
         (one.lineno, one.func.attr, ast.unparse(one.func.value))
         for node in block
@@ -268,7 +274,29 @@ def _is_cleared_for(block: list[ast.stmt], step: ast.stmt, backward: ast.stmt, o
         return following is None
     others = [(line, owner) for line, owner in stepping if owner != optimizer and owner in cleared]
     is_before = bool(others) and all(cleared[owner] <= line for line, owner in others)
-    return is_before and (following is None or any(cleared.get(following, last) <= one < first for one in backwards))
+    if following is None or not is_before:
+        return is_before
+    is_fed = any(cleared.get(following, last) <= one < first for one in backwards)
+    networks = networks_of(source, following)
+    return is_fed and bool(networks) and networks.isdisjoint(_reached(block, backward))
+
+
+def _reached(block: list[ast.stmt], backward: ast.stmt) -> set[str]:
+    """The names, and attributes of them, that a backward's loss was computed from in its block, undetached."""
+    known = set(_read_with_graph(backward))
+    for node in reversed(block[: block.index(backward)]):
+        if not known.isdisjoint(names_bound([node])):
+            known |= set(_read_with_graph(node))
+    return known
+
+
+def _read_with_graph(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Call) and leaf_name(node.func) in ("detach", "no_grad"):
+        return
+    if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
+        yield ast.unparse(node)
+    for child in ast.iter_child_nodes(node):
+        yield from _read_with_graph(child)
 
 
 def _gives_gradients(node: ast.AST) -> bool:

@@ -1,0 +1,104 @@
+"""Optimizers that wait for their phase while others step: a note, as the program names their step or chooses one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gradsan
+
+ROUNDS = 20
+
+
+def discriminator_that_waits_for_the_generator() -> None:
+    G, D = nn.Linear(4, 3), nn.Linear(3, 1)
+    og, od = torch.optim.Adam(G.parameters(), 1e-2), torch.optim.Adam(D.parameters(), 1e-2)
+    for turn in range(ROUNDS):
+        fake = G(torch.randn(8, 4))
+        if turn >= 1000:
+            od.zero_grad()
+            (F.softplus(-D(torch.randn(8, 3))) + F.softplus(D(fake.detach()))).mean().backward()
+            od.step()
+        og.zero_grad()
+        od.zero_grad()
+        loss = F.softplus(-D(fake)).mean()
+        loss.backward()
+        og.step()
+        print(loss.item())
+
+
+def trunk_behind_a_warm_up() -> None:
+    trunk, head = nn.Linear(4, 8), nn.Linear(8, 2)
+    of_trunk, of_head = torch.optim.SGD(trunk.parameters(), 0.1), torch.optim.SGD(head.parameters(), 0.1)
+    for turn in range(ROUNDS):
+        for one in (of_trunk, of_head):
+            one.zero_grad()
+        loss = head(trunk(torch.randn(8, 4)).relu()).pow(2).mean()
+        loss.backward()
+        of_head.step()
+        if turn >= 100:
+            of_trunk.step()
+        print(loss.item())
+
+
+def parts_that_a_list_names() -> None:
+    nets = {"encoder": nn.Linear(4, 3), "decoder": nn.Linear(3, 4)}
+    optimizers = {name: torch.optim.Adam(net.parameters(), 1e-2) for name, net in nets.items()}
+    tuned = ["decoder"]
+    for _ in range(ROUNDS):
+        x = torch.randn(8, 4)
+        for one in optimizers.values():
+            one.zero_grad()
+        loss = F.mse_loss(nets["decoder"](nets["encoder"](x)), x)
+        loss.backward()
+        for name in tuned:
+            optimizers[name].step()
+        print(loss.item())
+
+
+def better_one_of_two() -> None:
+    a, b = nn.Linear(4, 2), nn.Linear(4, 2)
+    oa, ob = torch.optim.SGD(a.parameters(), 0.1), torch.optim.SGD(b.parameters(), 0.1)
+    for _ in range(ROUNDS):
+        x = torch.randn(8, 4)
+        first, second = a(x).pow(2).mean(), (b(x) - 9).pow(2).mean()
+        oa.zero_grad()
+        ob.zero_grad()
+        (first + second).backward()
+        (oa if first < second else ob).step()
+        print(first.item(), second.item())
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        discriminator_that_waits_for_the_generator,
+        trunk_behind_a_warm_up,
+        parts_that_a_list_names,
+        better_one_of_two,
+    ],
+)
+def test_a_step_that_is_a_matter_of_choice_is_a_note(program: Callable[[], None]) -> None:
+    torch.manual_seed(0)
+    with gradsan.watch() as watched:
+        program()
+    assert [(one.code, one.severity) for one in watched.diagnoses] == [("GS424", "note")]
+
+
+def test_without_another_step_it_is_a_warning() -> None:
+    torch.manual_seed(0)
+    net = nn.Linear(4, 2)
+    with gradsan.watch() as watched:
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for turn in range(ROUNDS):
+            optimizer.zero_grad()
+            loss = net(torch.randn(8, 4)).pow(2).mean()
+            loss.backward()
+            if turn >= 100:
+                optimizer.step()
+            print(loss.item())
+    assert [(one.code, one.severity) for one in watched.diagnoses] == [("GS424", "warning")]
