@@ -140,7 +140,9 @@ class ChangedAgain(Finder):
             and len(parts[0].last.shape) > 1
         )
         if SCALES.isdisjoint(ops) and not is_of_loader:
-            is_noise = all(map(_is_noise, stacks)) and not source.is_of_copy(at, held)
+            # What is added and then subtracted is there for one round.
+            is_one_way = len({op in _ADDS for op in ops if op in SHIFTS}) == 1
+            is_noise = is_one_way and all(map(_is_noise, stacks)) and not source.is_of_copy(at, held)
             if is_noise and (is_of_batches or (len(parts) == 1 and times >= _TIMES_ALONE)):
                 how = {"is_factor": "", "is_shifted": "noise", "is_drift": "" if is_of_batches else "yes"}
                 self._tell(used, stacks, parts, sites, name, ops, how)

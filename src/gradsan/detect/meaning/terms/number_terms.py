@@ -3,7 +3,8 @@
 A number has no history, so numbers are compared: ``item()``, ``float()`` or ``tolist()`` of a value with a graph gave
 ``v`` in each of three rounds, and a line added ``w`` times that to a scalar with a graph, with one ``w`` for all of
 them. Where the number is taken within the very sum, one round suffices. Only sums and constant factors lie between
-there and the loss, whose backward runs through the values that the number was computed from, or that optimizers train.
+there and the loss, whose backward runs through the values that the number was computed from. Or the number comes from
+parameters of optimizers that nothing trains until the end: else another loss does, and the sum is shown.
 
 A number that becomes a tensor again (``torch.tensor(v)``) counts, too.
 
@@ -37,7 +38,7 @@ from gradsan.model import Clue, Frame, Site
 from gradsan.record.detector import Run
 from gradsan.record.log import RawStack
 from gradsan.record.stacks import is_of_program, symbolise
-from gradsan.record.steps import RawBackward, read_backward
+from gradsan.record.steps import RawBackward, moved_storages, read_backward
 
 _LINES, _NUMBERS, _USES, _OF_A_LINE = 256, 256, 64, 8
 _ADDS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__"})
@@ -82,6 +83,15 @@ class _Use(NamedTuple):
     is_rounded: bool
 
 
+class _Awaited(NamedTuple):
+    """A term that reaches none of what its loss trains: the backward, the numbers, and leaves with their memory."""
+
+    ran: RawStack
+    taken: _Taken
+    use: _Use
+    leaves: list[tuple[_torch.weak_tensor, int]]
+
+
 @dataclass(slots=True)
 class _Series:
     """Multiples: numbers that a line used over those that another took, in the rounds so far; None once they differ."""
@@ -97,13 +107,14 @@ class NumberTerms(RoundDetector):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self._note_left, self._making = run.get(CutTerms).note_left, run.get(Making)
+        self._note_left, self._making, self._steps = run.get(CutTerms).note_left, run.get(Making), run.steps
         self._taken: dict[_Key, _Taken] = {}
         self._counts: collections.Counter[Frame] = collections.Counter()
         self._uses: dict[Any, _Use] = {}
         self._others: list[float] = []
         self._series = self._notes(dict[tuple[_Key, Any, str], _Series]())
         self._data = self._notes(set[_Key]())
+        self._awaited = self._notes(dict[RawStack, _Awaited]())
 
     def begins(self, entry: RawBackward) -> bool:
         """Drop the numbers of the round before."""
@@ -178,7 +189,7 @@ class NumberTerms(RoundDetector):
         if not uses:
             return
         ran = set(numbers_below(*roots, most=None))
-        trained = {-id(one) for it, _ in self._making.optimizers() for one in _torch.parameters_of(it)}
+        trained = {-id(one): one for it, _ in self._making.optimizers() for one in _torch.parameters_of(it)}
         atoms = frozenset(_atoms(roots))
         for stack, use in uses.items():
             del self._uses[stack]
@@ -186,10 +197,22 @@ class NumberTerms(RoundDetector):
             # A number is data if a value without a graph gave it, too, or if it is also used otherwise.
             for line in same if not any(one in self._data or self._taken[one].is_clean for one in same) else ():
                 taken = self._taken[line]
-                is_trained = not ran.isdisjoint(taken.below) or not trained.isdisjoint(taken.below)
-                is_behind = is_trained and taken.below[0] not in ran
-                if is_behind and atoms.isdisjoint(taken.atoms) and stack not in self._described:
-                    self._tell(entry, taken, stack, use)
+                if not taken.below or taken.below[0] in ran or not atoms.isdisjoint(taken.atoms):
+                    continue
+                if not ran.isdisjoint(taken.below):
+                    self._tell(entry.stack, taken, stack, use)
+                elif leaves := [trained[one] for one in taken.below if one in trained]:
+                    held = [(_torch.weak_tensor(one), _torch.storage_or_none(one)) for one in leaves]
+                    self._awaited.setdefault(stack, _Awaited(entry.stack, taken, use, held))
+
+    def settle(self) -> None:
+        """Report the terms of which no other loss has trained the parameters until the end."""
+        super().settle()
+        moved = moved_storages(self._steps, 0) if self._awaited else set()
+        for stack, (ran, taken, use, held) in self._awaited.items():
+            if not any(storage in moved or getattr(leaf(), "grad", None) is not None for leaf, storage in held):
+                self._tell(ran, taken, stack, use)
+        self._awaited.clear()
 
     def _set_apart_data(self) -> None:
         """Note the lines whose numbers are also used otherwise."""
@@ -216,12 +239,14 @@ class NumberTerms(RoundDetector):
             found = found or ((is_same or _is_within(line[0], symbolise(stack))) and is_term)
         return found
 
-    def _tell(self, entry: RawBackward, taken: _Taken, stack: RawStack, use: _Use) -> None:
+    def _tell(self, ran: RawStack, taken: _Taken, stack: RawStack, use: _Use) -> None:
+        if stack in self._described:
+            return
         self._described.add(stack)
         values = {**use.facts, "how": "number"}
         self._report_at(
             ROW,
-            entry.stack,
+            ran,
             Clue("read", symbolise(taken.stack), op=taken.op, values=values),
             Clue("added", symbolise(stack)),
         )
