@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import runpy
+import textwrap
+import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import gradsan
+from gradsan.record.recorder import recorder
 
 ROUNDS = 20
 
@@ -73,6 +79,31 @@ def better_one_of_two() -> None:
         print(first.item(), second.item())
 
 
+def trained_by_nobody() -> None:
+    net = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for turn in range(ROUNDS):
+        optimizer.zero_grad()
+        loss = net(torch.randn(8, 4)).pow(2).mean()
+        loss.backward()
+        if turn >= 100:
+            optimizer.step()
+        print(loss.item())
+
+
+def told(program: Callable[[], None], file: Path) -> list[tuple[str, str]]:
+    """Run the body of a function in a file of its own: who reads gradients beside it is judged otherwise."""
+    body = textwrap.dedent(inspect.getsource(program).partition("\n")[2])
+    imports = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n\ntorch.manual_seed(0)\n"
+    file.write_text(f"{imports}ROUNDS = {ROUNDS}\n{body}", encoding="utf-8")
+    recorder().core.clear()
+    watch = gradsan.watch()
+    thread = threading.Thread(target=watch(runpy.run_path), args=(str(file),))
+    thread.start()
+    thread.join()
+    return [(one.code, one.severity) for one in watch.diagnoses]
+
+
 @pytest.mark.parametrize(
     "program",
     [
@@ -82,23 +113,9 @@ def better_one_of_two() -> None:
         better_one_of_two,
     ],
 )
-def test_a_step_that_is_a_matter_of_choice_is_a_note(program: Callable[[], None]) -> None:
-    torch.manual_seed(0)
-    with gradsan.watch() as watched:
-        program()
-    assert [(one.code, one.severity) for one in watched.diagnoses] == [("GS424", "note")]
+def test_a_step_that_is_a_matter_of_choice_is_a_note(program: Callable[[], None], tmp_path: Path) -> None:
+    assert told(program, tmp_path / "train.py") == [("GS424", "note")]
 
 
-def test_without_another_step_it_is_a_warning() -> None:
-    torch.manual_seed(0)
-    net = nn.Linear(4, 2)
-    with gradsan.watch() as watched:
-        optimizer = torch.optim.SGD(net.parameters(), 0.1)
-        for turn in range(ROUNDS):
-            optimizer.zero_grad()
-            loss = net(torch.randn(8, 4)).pow(2).mean()
-            loss.backward()
-            if turn >= 100:
-                optimizer.step()
-            print(loss.item())
-    assert [(one.code, one.severity) for one in watched.diagnoses] == [("GS424", "warning")]
+def test_without_another_step_it_is_a_warning(tmp_path: Path) -> None:
+    assert told(trained_by_nobody, tmp_path / "train.py") == [("GS424", "warning")]

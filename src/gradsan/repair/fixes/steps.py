@@ -62,10 +62,9 @@ def reorder_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     kept = _with_kept_gradients(place, list(steps), used)
     both = _with_kept_gradients(place, list(steps), used, swapped=True)
     if not _may_move(place, list(steps)):
-        # Only a copy of its gradients is what such a step would have had.
-        if shared or _steps_again(place, list(steps)):
-            return tuple(both)
-        return tuple(kept) if shared is False else (*both, *kept)
+        # Only a copy of its gradients is what such a step would have had; left there, they would add up where it clears
+        # between its step and that backward alone.
+        return tuple(both) if shared or _steps_again(place, list(steps)) else (*both, *kept)
     apart = None if optimizer is None else blocks.with_inputs(source, backward, optimizer)
     if apart is not None:
         texts = {**away, span.line: f"{apart}\n{moved}"}

@@ -14,7 +14,7 @@ from gradsan.source.tree import FunctionNode, SourceFile
 def networks_of(source: SourceFile, optimizer: str) -> set[str]:
     """The networks that an optimizer was given: ``net`` of ``Adam(net.parameters())``."""
     calls = (
-        part.func for one in _made(source, optimizer) for part in ast.walk(one.value) if isinstance(part, ast.Call)
+        part.func for _, value in _made(source, optimizer) for part in ast.walk(value) if isinstance(part, ast.Call)
     )
     return {ast.unparse(one.value) for one in calls if isinstance(one, ast.Attribute) and one.attr == "parameters"}
 
@@ -91,7 +91,7 @@ def _is_one_of(source: SourceFile, name: ast.Name) -> bool:
 
 def _only_network(source: SourceFile, optimizer: str, at: ast.AST) -> str | None:
     made = _made(source, optimizer)
-    value = made[0].value if len(made) == 1 else None
+    value = made[0][1] if len(made) == 1 else None
     if not isinstance(value, ast.Call) or any(_adds_group(node) for node in source.nodes):
         return None
     given = value.args[0] if value.args else next((one.value for one in value.keywords if one.arg == "params"), None)
@@ -102,10 +102,10 @@ def _only_network(source: SourceFile, optimizer: str, at: ast.AST) -> str | None
         return None
     names.append(source.text(network))
     if all(name.startswith("self.") for name in names):
-        own = source.owner_class(made[0])
+        own = source.owner_class(made[0][0])
         is_same = own is not None and own is source.owner_class(at)
         return names[1] if is_same and _times_bound(source, names[1]) == 1 else None
-    is_kept = all(_means_the_same(source, name, made[0], at) for name in names)
+    is_kept = all(_means_the_same(source, name, made[0][0], at) for name in names)
     return names[1] if is_kept else None
 
 
@@ -135,8 +135,17 @@ def _times_bound(source: SourceFile, name: str) -> int:
     return sum(source.text(node) == name for node in _bindings(source))
 
 
-def _made(source: SourceFile, optimizer: str) -> list[ast.Assign]:
-    return [one for one in source.nodes if isinstance(one, ast.Assign) and source.text(one.targets[0]) == optimizer]
+def _made(source: SourceFile, optimizer: str) -> list[tuple[ast.Assign, ast.expr]]:
+    """The assignments that bind the name of an optimizer, with the value of each, an element of a tuple perhaps."""
+    found = []
+    for one in source.nodes:
+        if isinstance(one, ast.Assign):
+            target, value = one.targets[0], one.value
+            pairs = [(target, value)]
+            if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+                pairs = list(zip(target.elts, value.elts, strict=True))
+            found += [(one, given) for name, given in pairs if source.text(name) == optimizer]
+    return found
 
 
 def _adds_group(node: ast.AST) -> bool:

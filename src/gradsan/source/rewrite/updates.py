@@ -59,7 +59,7 @@ def _prepares(source: SourceFile, before: ast.stmt, write: ast.stmt) -> bool:
     kept, leaf = written_root(before), written_root(write)
     if kept is None or leaf is None or kept == leaf or not _has_own_lines(source, before):
         return False
-    return kept in names_read([write]) and leaf in names_read([before])
+    return kept in set(_read_with_graph(write)) and leaf in set(_read_with_graph(before))
 
 
 def _within_no_grad(source: SourceFile, torch: str, node: ast.stmt, last: ast.stmt) -> Edit:
@@ -250,8 +250,8 @@ def _is_cleared_for(source: SourceFile, block: list[ast.stmt], pair: tuple[ast.s
     """Whether the optimizer steps, clears, and then lets the backward run, of which no other step takes the gradients.
 
     The step and the backward are the ``pair``. That is the first backward of the block, and no step comes next. Or all
-    others clear before they step, and the one that steps next has a backward of its own since, and no network that the
-    loss reaches.
+    others clear before they step, and the loss of an earlier backward reaches the networks of the one that steps next:
+    this loss does not, or is a term of that one.
     """
     backward = pair[1]
     first, last = pair[0].lineno, backward.lineno
@@ -276,17 +276,29 @@ def _is_cleared_for(source: SourceFile, block: list[ast.stmt], pair: tuple[ast.s
     is_before = bool(others) and all(cleared[owner] <= line for line, owner in others)
     if following is None or not is_before:
         return is_before
-    is_fed = any(cleared.get(following, last) <= one < first for one in backwards)
-    networks = networks_of(source, following)
-    return is_fed and bool(networks) and networks.isdisjoint(_reached(block, backward))
+    since = cleared.get(following, last)
+    fed = [one for one in block if since <= one.lineno < first and any(map(_gives_gradients, ast.walk(one)))]
+    networks, own = networks_of(source, following), _reached(source, block, backward)
+    earlier = [_reached(source, block, one) for one in fed]
+    named = [one for one in ast.walk(backward) if isinstance(one, ast.Attribute) and one.attr == "backward"]
+    losses = {ast.unparse(one.value) for one in named}
+    is_apart = networks.isdisjoint(own) or any(losses <= names for names in earlier)
+    return is_apart and any(not networks.isdisjoint(names) for names in earlier)
 
 
-def _reached(block: list[ast.stmt], backward: ast.stmt) -> set[str]:
-    """The names, and attributes of them, that a backward's loss was computed from in its block, undetached."""
+def _reached(source: SourceFile, block: list[ast.stmt], backward: ast.stmt) -> set[str]:
+    """The names, and attributes of them, that a backward's loss was computed from, undetached.
+
+    In its block, and in the functions of the file that are called for it.
+    """
     known = set(_read_with_graph(backward))
     for node in reversed(block[: block.index(backward)]):
         if not known.isdisjoint(names_bound([node])):
             known |= set(_read_with_graph(node))
+    functions = [one for one in source.nodes if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+    while called := [one for one in functions if any(name.rpartition(".")[2] == one.name for name in known)]:
+        functions = [one for one in functions if one not in called]
+        known.update(name for one in called for name in _read_with_graph(one))
     return known
 
 
