@@ -200,14 +200,16 @@ def uses_in(definition: Frame, attribute: str) -> tuple[Used, ...] | None:
 
 
 def is_computed_in_rounds(bound_at: Frame, used_at: Frame) -> bool:
-    """Whether a loop around ``used_at`` contains the very call whose value the statement at ``bound_at`` binds."""
+    """Whether a loop around ``used_at`` computes the very expression, with a call, that is bound at ``bound_at``."""
     bound, used = statement_at(bound_at), statement_at(used_at)
     value = getattr(None if bound is None else bound.node, "value", None)
-    if bound is None or used is None or not isinstance(value, ast.Call) or bound.source is not used.source:
+    if bound is None or used is None or not isinstance(value, ast.expr) or bound.source is not used.source:
         return False
-    known = ast.dump(value)
+    if not any(isinstance(one, ast.Call) for one in ast.walk(value)):
+        return False
+    known, kind = ast.dump(value), type(value)
     rounds = [loop for loop in used.loops if loop not in bound.loops]
-    return any(isinstance(node, ast.Call) and ast.dump(node) == known for loop in rounds for node in ast.walk(loop))
+    return any(isinstance(node, kind) and ast.dump(node) == known for loop in rounds for node in ast.walk(loop))
 
 
 def are_later_rounds(bound_at: Frame, used_at: Frame, updated: Sequence[Frame]) -> bool:
