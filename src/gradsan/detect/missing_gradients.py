@@ -146,6 +146,9 @@ class MissingGradients(Detector):
         if not missing:
             return
         named = _names(missing, frame)
+        if is_all and not named and sum(one.numel() for one in held) == 1:
+            # A number that only the optimizer has: it is there for a schedule.
+            return
         listed = [
             naming.clue_of(named.get(id(one)), frame, {**_torch.facts_of(one), **counts}) for one in missing[:_NAMED]
         ]

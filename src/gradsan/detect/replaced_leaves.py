@@ -20,7 +20,7 @@ def replacements(
 ) -> Iterator[tuple[Any, Found]]:
     """Yield (tensor without a gradient that no module holds any more, tensor that the program has instead).
 
-    The latter has the same shape, requires grad and is unknown to the optimizer: a parameter of a module, or
+    The latter has the same shape, requires grad and is unknown to every optimizer: a parameter of a module, or
     the result of an operation on the old one. A parameter of another shape counts, too, if it has a gradient,
     lies in the same model and no optimizer has it. A leaf whose name is first bound after the optimizer was ``made``
     replaces none: it is another one.
@@ -44,6 +44,10 @@ def replacements(
                 strangers.append(one)
     used: set[int] = set()
     gone = [one for one in missing if id(one) not in alive]
+    if gone and others:
+        # What another optimizer has stands in for nothing that this one was given.
+        elsewhere = set(map(id, _torch.parameters_of(*naming.optimizers_alive())))
+        others = [one for one in others if id(one.tensor) not in elsewhere]
     if not any(tuple(one.shape) == tuple(other.tensor.shape) for one in gone for other in others):
         yield from zip(gone, _without_optimizer(strangers, models) if gone else (), strict=False)
         return

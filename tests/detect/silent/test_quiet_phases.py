@@ -91,6 +91,35 @@ def trained_by_nobody() -> None:
         print(loss.item())
 
 
+def rate_of_an_optimizer_that_trains_nothing() -> None:
+    net = nn.Linear(4, 1)
+    holder = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(holder, 5, 0.5)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+    for _ in range(ROUNDS):
+        optimizer.param_groups[0]["lr"] = schedule.get_last_lr()[0]
+        optimizer.zero_grad()
+        loss = net(torch.randn(8, 4)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        holder.step()
+        schedule.step()
+        print(loss.item())
+
+
+def layer_that_another_optimizer_has() -> None:
+    net, spare = nn.Linear(4, 3), nn.Linear(4, 3)
+    first = torch.optim.SGD(spare.parameters(), 0.1)
+    net.requires_grad_(True)
+    second = torch.optim.SGD(net.parameters(), 0.1)
+    del spare
+    for _ in range(ROUNDS):
+        second.zero_grad()
+        net(torch.randn(8, 4)).pow(2).mean().backward()
+        second.step()
+        first.step()
+
+
 def told(program: Callable[[], None], file: Path) -> list[tuple[str, str]]:
     """Run the body of a function in a file of its own: who reads gradients beside it is judged otherwise."""
     body = textwrap.dedent(inspect.getsource(program).partition("\n")[2])
@@ -119,3 +148,11 @@ def test_a_step_that_is_a_matter_of_choice_is_a_note(program: Callable[[], None]
 
 def test_without_another_step_it_is_a_warning(tmp_path: Path) -> None:
     assert told(trained_by_nobody, tmp_path / "train.py") == [("GS424", "warning")]
+
+
+def test_a_number_that_only_an_optimizer_has_is_there_for_its_schedule(tmp_path: Path) -> None:
+    assert told(rate_of_an_optimizer_that_trains_nothing, tmp_path / "train.py") == []
+
+
+def test_a_parameter_that_another_optimizer_has_replaces_none(tmp_path: Path) -> None:
+    assert "GS420" not in dict(told(layer_that_another_optimizer_has, tmp_path / "train.py"))
