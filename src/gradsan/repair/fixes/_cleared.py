@@ -1,4 +1,4 @@
-"""Whose gradients the statements of a block clear: by ``zero_grad()``, in a function of the file, or by hand."""
+"""What the statements of a block do to an optimizer's parameters: clear their gradients, hand their values on."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from collections.abc import Iterable, Iterator
 from gradsan.source.identifiers import leaf_name, parameters
 from gradsan.source.rewrite.given import networks_of
 from gradsan.source.tree import FunctionNode, SourceFile
+
+HANDING_ON = frozenset({"data", "state_dict", "load_state_dict", "parameters", "named_parameters"})
+"""Attributes by which a statement reads the parameters of a network, or the values of one."""
 
 _BY_HAND = frozenset({"zero_", "fill_", "_foreach_zero_"})
 
@@ -20,6 +23,38 @@ def clears(source: SourceFile, statements: Iterable[ast.stmt], optimizer: str) -
     own = networks_of(source, optimizer)
     return any(
         one is None or one == optimizer or not _is_apart(source, one, own) for one in _receivers(source, statements)
+    )
+
+
+def hands_on(source: SourceFile, statements: Iterable[ast.stmt], optimizer: str) -> bool:
+    """Whether a statement reads the parameters of a network that ``optimizer`` was given, as an average of it does.
+
+    Or a function of the file that it calls does; or it passes such a network to another function. What is about
+    gradients (clips, norms, clearing by hand) does not count. False where the file does not show the networks.
+    """
+    own = networks_of(source, optimizer)
+    if not own:
+        return False
+    wanted = [one for one in statements if not _is_of_gradients(one)]
+    calls = [one for statement in wanted for one in ast.walk(statement) if isinstance(one, ast.Call)]
+    given = {source.text(one) for call in calls for one in call.args if isinstance(one, (ast.Name, ast.Attribute))}
+    functions = [one for call in calls if (one := _function(source, call)) is not None and not _is_of_gradients(one)]
+    read = {source.text(one) for statement in wanted for one in _handed_on(statement)}
+    return not own.isdisjoint(read | given) or any(True for one in functions for _ in _handed_on(one))
+
+
+def _handed_on(node: ast.AST) -> Iterator[ast.expr]:
+    for part in ast.walk(node):
+        if isinstance(part, ast.Attribute) and part.attr in HANDING_ON:
+            yield part.value
+
+
+def _is_of_gradients(node: ast.AST) -> bool:
+    """Whether a statement or a function clips gradients, or has to do with ``.grad``."""
+    return any(
+        (isinstance(part, ast.Attribute) and part.attr == "grad")
+        or (isinstance(part, ast.Call) and (leaf_name(part.func) or "").startswith("clip_grad"))
+        for part in ast.walk(node)
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
-from gradsan.repair.fixes._cleared import clears
+from gradsan.repair.fixes._cleared import HANDING_ON, clears, hands_on
 from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import statement_at
 from gradsan.source.rewrite.given import networks_of, parameters_of
@@ -56,6 +56,10 @@ def reorder_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         end = source.span(blocks.behind_clipping(place)).end_line
         lines = blocks.lines_changed(source, {**away, end: f"{source.lines[end - 1]}\n{moved}"})
         return (replace(slipped, lines=lines, applicability="review"),)
+    between = place.block[min(map(place.block.index, steps)) : place.index]
+    if any(hands_on(source, between, owner) for owner in _owners(source, list(steps))):
+        # An average, a checkpoint: it would get the parameters of the round before.
+        return ()
     found: list[Fix] = []
     optimizer = blocks.next_optimizer(place, steps)
     shared = None if optimizer is None else _share_parameters(source, list(steps), optimizer)
@@ -222,12 +226,9 @@ def _with_kept_gradients(
     ]
 
 
-_HANDING_ON = frozenset({"data", "state_dict", "load_state_dict", "parameters", "named_parameters"})
-
-
 def _hands_parameters_on(node: ast.AST, used: Label) -> bool:
     """Whether a part of the statement after the backward reads parameters, for which a later step would be too late."""
-    return isinstance(node, ast.Attribute) and node.lineno > used.frame.line and node.attr in _HANDING_ON
+    return isinstance(node, ast.Attribute) and node.lineno > used.frame.line and node.attr in HANDING_ON
 
 
 _CAUSES = frozenset({"statistics_updated", "input_changed_between_passes"})
