@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
-from gradsan.repair.fixes._cleared import HANDING_ON, clears, hands_on
+from gradsan.repair.fixes._parameter_uses import HANDING_ON, clears, hands_on
 from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import statement_at
-from gradsan.source.rewrite.given import networks_of, parameters_of
+from gradsan.source.rewrite.given import have_a_common_part, networks_of, parameters_of
 from gradsan.source.rewrite.moving import is_whole_lines, move_behind
 from gradsan.source.tree import SourceFile, indentation_of
 
@@ -115,9 +115,7 @@ def _share_parameters(source: SourceFile, steps: list[ast.stmt], optimizer: str)
     given = [networks_of(source, one) for one in (*_owners(source, steps), optimizer)]
     if not all(given):
         return None
-    return any(
-        f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}.") for one in given[:-1] for a in one for b in given[-1]
-    )
+    return any(have_a_common_part(one, given[-1]) for one in given[:-1])
 
 
 def _is_cleared_between(place: blocks.Placed, steps: list[ast.stmt]) -> bool:

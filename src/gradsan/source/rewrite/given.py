@@ -19,6 +19,11 @@ def networks_of(source: SourceFile, optimizer: str) -> set[str]:
     return {ast.unparse(one.value) for one in calls if isinstance(one, ast.Attribute) and one.attr == "parameters"}
 
 
+def have_a_common_part(some: set[str], others: set[str]) -> bool:
+    """Whether one of some networks is one of the others, a part of one, or has one as a part."""
+    return any(f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}.") for a in some for b in others)
+
+
 def parameters_of(source: SourceFile, optimizer: str, at: ast.AST, each: str = "p") -> str:
     """An expression for the list of an optimizer's parameters, to be used at ``at``; ``each`` is a free name.
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable, Iterator
 
 from gradsan.source.identifiers import leaf_name, parameters
-from gradsan.source.rewrite.given import networks_of
+from gradsan.source.rewrite.given import have_a_common_part, networks_of
 from gradsan.source.tree import FunctionNode, SourceFile
 
 HANDING_ON = frozenset({"data", "state_dict", "load_state_dict", "parameters", "named_parameters"})
@@ -29,8 +29,8 @@ def clears(source: SourceFile, statements: Iterable[ast.stmt], optimizer: str) -
 def hands_on(source: SourceFile, statements: Iterable[ast.stmt], optimizer: str) -> bool:
     """Whether a statement reads the parameters of a network that ``optimizer`` was given, as an average of it does.
 
-    Or a function of the file that it calls does; or it passes such a network to another function. What is about
-    gradients (clips, norms, clearing by hand) does not count. False where the file does not show the networks.
+    Or it passes such a network to a function, or calls one of the file that names it and reads parameters. What is
+    about gradients (clips, norms, clearing by hand) does not count. False where the file does not show the networks.
     """
     own = networks_of(source, optimizer)
     if not own:
@@ -40,7 +40,14 @@ def hands_on(source: SourceFile, statements: Iterable[ast.stmt], optimizer: str)
     given = {source.text(one) for call in calls for one in call.args if isinstance(one, (ast.Name, ast.Attribute))}
     functions = [one for call in calls if (one := _function(source, call)) is not None and not _is_of_gradients(one)]
     read = {source.text(one) for statement in wanted for one in _handed_on(statement)}
-    return not own.isdisjoint(read | given) or any(True for one in functions for _ in _handed_on(one))
+    return not own.isdisjoint(read | given) or any(
+        _names(source, one, own) and any(_handed_on(one)) for one in functions
+    )
+
+
+def _names(source: SourceFile, node: ast.AST, wanted: set[str]) -> bool:
+    parts = (one for one in ast.walk(node) if isinstance(one, (ast.Name, ast.Attribute)))
+    return any(source.text(one) in wanted for one in parts)
 
 
 def _handed_on(node: ast.AST) -> Iterator[ast.expr]:
@@ -63,7 +70,7 @@ def _is_apart(source: SourceFile, receiver: str, own: set[str]) -> bool:
     others = networks_of(source, receiver) or ({receiver} if own else set())
     if not others or not own:
         return _steps(source, receiver) and not own & others
-    return not any(f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}.") for a in own for b in others)
+    return not have_a_common_part(own, others)
 
 
 def _steps(source: SourceFile, receiver: str) -> bool:
