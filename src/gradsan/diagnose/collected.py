@@ -181,10 +181,26 @@ def _cut(bridge: Bridge) -> tuple[str, Frame, source.Change] | None:
             for name, frame in _reads(taken.user_frames, made.user_frames, bridge.name):
                 if _holds_several(frame, name, bridge.name) or _is_object(taken.user_frames, frame, name):
                     continue  # a container: no line shows which of its tensors are another network's
+                if _is_made_behind(bridge, frame, name):
+                    continue
                 change = source.detach_reads((frame,), (name,))
                 if change is not None:
                     return name, frame, change
     return None
+
+
+def _is_made_behind(bridge: Bridge, frame: Frame, name: str) -> bool:
+    """Whether the statement that binds ``name`` may have taken the tensor: detached, its other operands are, too."""
+    bound = source.definition_of(frame, name)
+    if bound is None:
+        return False
+
+    def is_among(sites: Sequence[Site]) -> bool:
+        last = bound.frame.end_line or bound.frame.line
+        frames = [one for site in sites for one in site.user_frames if source.in_same_function(one, bound.frame)]
+        return any(bound.frame.line <= one.line <= last for one in frames)
+
+    return is_among(bridge.taken_near) and not is_among(bridge.made_near)
 
 
 def _beside(bridge: Bridge, frame: Frame) -> list[Frame]:

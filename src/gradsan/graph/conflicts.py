@@ -18,7 +18,7 @@ from gradsan.model import Bridge, Conflict, Frame, Passed, Region, Save, Site, T
 from gradsan.overlap import overlap
 from gradsan.record import ledger
 from gradsan.record.backwards import BackwardLog
-from gradsan.record.log import Log, Stack, calls_near
+from gradsan.record.log import Log, Stack, backward_calls, calls_near
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord, StepLog
 
@@ -245,6 +245,10 @@ def bridge_over(
         held=naming.held_graphs([node], frame, moment),
         numbers=naming.numbers_in(frame),
         is_term=not walk.meets_parameters(walk.engine_order(backward.roots), cut.older),
+        backward_ran_between=made is not None
+        and any(
+            one.stack is backward.stack and made.clock < one.clock < writes[0].clock for one in backward_calls(core)
+        ),
     )
 
 

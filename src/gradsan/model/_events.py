@@ -136,10 +136,11 @@ class Bridge:
     a live frame still holds the tensor on it. ``taken_near`` are the sites around the young operation that took it,
     ``made_near`` those around the operation that made it: one where that operation saved something itself, else the
     save before it and the save after it. ``forward_ran_again`` says that the code which saved the overwritten value ran
-    again after the write: a loop that carries its state, rather than one forward used after a step. ``held`` are the
-    live variables whose graph leads back to the overwritten value, among them the carried one. ``numbers`` are names
-    of numbers and texts, which carry no state. ``is_term``: the tensor enters the loss without being combined with a
-    parameter, as the value of a state, unlike a hidden state.
+    again after the write: a loop that carries its state, rather than one forward used after a step.
+    ``backward_ran_between`` says that the line of this backward ran between the save and the write, without this part
+    of the graph: that is of an earlier round. ``held`` are the live variables whose graph leads back to the overwritten
+    value, among them the carried one. ``numbers`` are names of numbers and texts, which carry no state. ``is_term``:
+    the tensor enters the loss without being combined with a parameter, as the value of a state, unlike a hidden state.
     """
 
     older: str
@@ -151,6 +152,7 @@ class Bridge:
     held: tuple[Held, ...] = ()
     is_term: bool = False
     numbers: frozenset[str] = frozenset()
+    backward_ran_between: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from gradsan.model import Diagnosis, Fix, Message, Seen
 from gradsan.present._places import shown_path
 from gradsan.repair import libraries
 from gradsan.repair.finite import is_nonfinite
+from gradsan.repair.fixes.own_copies import second_names_copied
 from gradsan.repair.judging import Judge, Say, Tried, callers_value, faults_of
 from gradsan.repair.libraries import untried
 from gradsan.repair.patch import Patch, PatchError, on_disk
@@ -60,7 +61,8 @@ def reference_for(request: Request, faults: Sequence[Diagnosis]) -> Request:
             written = (label for label in fault.labels if label.role == "written")
             if is_new and any(source.computes_with_result(label.frame, label.op or "") for label in written):
                 allowances.add("renew_results")
-    return replace(request, mode="heal", allowances=frozenset(allowances))
+    files = {**request.files, **Patch().with_lines(second_names_copied(faults)).files}
+    return replace(request, mode="heal", allowances=frozenset(allowances), files=files)
 
 
 def was_refused(fault: Diagnosis) -> bool:

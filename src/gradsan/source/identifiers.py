@@ -14,7 +14,7 @@ from typing import Literal
 from gradsan.model import Frame
 from gradsan.source.locate import Expression, Statement, statement_at
 from gradsan.source.methods import ADDING, CHANGING_METADATA, OVERWRITING, is_inplace_name
-from gradsan.source.tree import FunctionNode, SourceFile
+from gradsan.source.tree import FunctionNode, SourceFile, header_nodes
 
 Standing = Literal["namespace", "value", "unknown"]
 # Notebooks import in one cell and use in another, so these names get their conventional meaning.
@@ -329,6 +329,25 @@ def _reads_of_chain(node: ast.Name | ast.Attribute | ast.Subscript) -> Iterator[
         yield from _reads(node.slice)
     elif isinstance(node, ast.Attribute):
         yield from _reads(node.value)
+
+
+_COMPARING = frozenset({"allclose", "dist", "equal", "isclose", "l1_loss", "mse_loss", "sub", "subtract"})
+
+
+def are_compared(node: ast.stmt, one: str, other: str) -> bool:
+    """Whether the statement subtracts or compares two variables: ``(w - w_old).norm()``."""
+    for inner in header_nodes(node):
+        sides: list[ast.expr] = []
+        if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Sub):
+            sides = [inner.left, inner.right]
+        elif isinstance(inner, ast.Compare):
+            sides = [inner.left, *inner.comparators]
+        elif isinstance(inner, ast.Call) and leaf_name(inner.func) in _COMPARING:
+            sides = [*([inner.func.value] if isinstance(inner.func, ast.Attribute) else []), *inner.args]
+        names = {(chain_key(side) or ast.unparse(side)).removesuffix(".data") for side in sides}
+        if {one, other} <= {name.removesuffix(".detach()") for name in names}:
+            return True
+    return False
 
 
 _NEW_VALUES = frozenset({"add", "sub", "mul", "div", "lerp", "clamp"})

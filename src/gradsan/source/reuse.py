@@ -13,6 +13,7 @@ from gradsan.source.change import Change, Edit, edited
 from gradsan.source.collected import is_emptied, is_inside, keepers, result_keepers
 from gradsan.source.flow import Definition, State, reaching
 from gradsan.source.identifiers import (
+    are_compared,
     assigned_names,
     bindings_of,
     chain_key,
@@ -202,10 +203,13 @@ def _by_name(statement: Statement, written: str, scope: ScopeNode, statements: l
             if any(one.statement is not alias or one.carried for one in bound) or not bound:
                 continue
             given = _whole(at, source)
-            if given != _whole(definitions_at(scope, alias), source) or not _is_of_round(statement, alias, given):
+            if given != _whole(definitions_at(scope, alias), source):
                 continue
             read = _read_of_both(statement, written, other, at, scope, statements)
-            if read is not None:
+            if read is None:
+                continue
+            later = (one for one in statements if one.lineno == read)
+            if _is_of_round(statement, alias, given) or any(are_compared(one, written, other) for one in later):
                 return SecondName(other, "name", alias.lineno, read, statement.source.span(alias.value))
     return None
 

@@ -132,7 +132,7 @@ def state_carried_over(facts: Facts) -> Diagnosis | None:
     if not facts.updates or bridge is None or not bridge.forward_ran_again:
         return None
     carrier = carriers.find(facts.conflict.use.site, bridge)
-    is_next = carrier is not None and _crosses_rounds(facts, carrier, bridge)
+    is_next = carrier is not None and (bridge.backward_ran_between or _crosses_rounds(facts, carrier, bridge))
     if not is_next and not _went_back_before(facts):
         return None
     shown: str | Message = carrier.name if carrier is not None else Message("label.unnamed_state")

@@ -7,7 +7,7 @@ expression that keeps the tensors of another object.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gradsan.model import Diagnosis, Fix, Lines
@@ -16,6 +16,7 @@ from gradsan.source.change import Edit, changed_lines, edited
 from gradsan.source.cut_scopes import Live, Scope, definitions_of, scope_at
 from gradsan.source.identifiers import chain_key, imported_as, leaf_name, local_nodes
 from gradsan.source.locate import expression_at
+from gradsan.source.reuse import copy_second_name, second_name
 from gradsan.source.tree import SourceFile
 
 _DEEPEST = 8
@@ -46,6 +47,17 @@ def copy_where_made(diagnosis: Diagnosis) -> tuple[Fix, ...]:
                 values = {**advice.summary.values, "value": source.text(kept)}
                 found.append(blocks.fix("copy_second_name", lines, "copy_where_made", **values))
     return tuple(found)
+
+
+def second_names_copied(faults: Sequence[Diagnosis]) -> Lines:
+    """The lines that bind the second name of a written leaf to a copy: without it, the program compares one tensor."""
+    found: list[tuple[str, int, str]] = []
+    for fault in faults:
+        written = blocks.first(fault, "written") if fault.cause == "leaf_written" else None
+        if written is not None and fault.tensor is not None and fault.tensor.name:
+            second = second_name(written.frame, fault.tensor.name)
+            found += changed_lines(written.frame.file, copy_second_name(written.frame, second))
+    return tuple(dict.fromkeys(found))
 
 
 def _is_asked_for_tensors(scope: Scope, node: ast.expr) -> bool:

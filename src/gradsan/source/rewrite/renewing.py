@@ -15,6 +15,7 @@ from gradsan.source.locate import statement_at
 from gradsan.source.rewrite.given import networks_of
 from gradsan.source.rewrite.moving import (
     blocks_around,
+    functions_of,
     is_whole_lines,
     names_bound,
     names_exposed,
@@ -66,7 +67,7 @@ def run_again(
     if roots:
         # What else was computed by the updated networks on the way to the loss.
         networks = networks_of(source, source.text(block[last]).removesuffix(".step()"))
-        roots += [node for node in block[:last] if _runs_one_of(node, networks)]
+        roots += [node for node in block[:last] if _runs_one_of(source, node, networks)]
     found: list[Lines] = []
     for first, only_from in ((min(map(block.index, roots), default=last), set(roots)), (0, None)):
         if first >= last:
@@ -98,10 +99,22 @@ def run_again(
     return found
 
 
-def _runs_one_of(node: ast.stmt, networks: set[str]) -> bool:
-    """Whether an assignment calls one of the networks, a part of one or its method."""
-    calls = [one for one in ast.walk(node) if isinstance(one, ast.Call)] if isinstance(node, ast.Assign) else []
-    return any(f"{ast.unparse(call.func)}.".startswith(f"{one}.") for call in calls for one in networks)
+def _runs_one_of(source: SourceFile, node: ast.stmt, networks: set[str]) -> bool:
+    """Whether an assignment calls one of the networks, a part of one or its method, itself or by a function it calls.
+
+    A function of the file: ``self.score(x)``, which returns ``self.critic(x)``.
+    """
+    functions, waiting = functions_of(source), [node] if isinstance(node, ast.Assign) else list[ast.stmt]()
+    entered = set[str | None]()
+    while waiting:
+        for call in (one for one in ast.walk(waiting.pop()) if isinstance(one, ast.Call)):
+            if any(f"{ast.unparse(call.func)}.".startswith(f"{one}.") for one in networks):
+                return True
+            name = leaf_name(call.func)
+            if name in functions and name not in entered:
+                entered.add(name)
+                waiting.append(functions[name])
+    return False
 
 
 _DRAWING = frozenset(

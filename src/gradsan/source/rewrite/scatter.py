@@ -64,10 +64,17 @@ def mask_out_of_place(frame: Frame, op: str, *, is_of_rows: bool) -> Change | No
     if part is None or value is None or not can_rebind(source, part.value):
         return None
     name, index = source.text(part.value), part.slice
-    is_open = isinstance(index, TAKES_A_METHOD_CALL) and not _is_position(source, index)
-    if not is_open or not _is_number(value) or source.text(found[1].node) not in (source.text(part), name):
+    is_single = isinstance(index, TAKES_A_METHOD_CALL) or _is_mask(index)
+    if (
+        not is_single
+        or _is_position(source, index)
+        or not _is_number(value)
+        or source.text(found[1].node) not in (source.text(part), name)
+    ):
         return None
-    mask = f"{source.text(index)}.unsqueeze(-1)" if is_of_rows else source.text(index)
+    mask = source.text(index)
+    if is_of_rows:
+        mask = f"{mask if isinstance(index, TAKES_A_METHOD_CALL) else f'({mask})'}.unsqueeze(-1)"
     text = f"{name} = {name}.masked_fill({mask}, {value})"
     return edited(source, [Edit(source.span(statement), text)], "out_of_place", notes_on_rebinding(source, part.value))
 
@@ -149,7 +156,7 @@ def _by_tensors(source: SourceFile, name: str, elements: Sequence[ast.expr], val
     if any(_is_sequence(source, one) for one in elements):
         return None  # ``index_put`` takes tensors only
     texts = [source.text(one) for one in elements]
-    if constant and len(elements) == 1 and _is_mask(elements[0]):
+    if constant and len(elements) == 1 and _is_mask(elements[0]) and _may_have_shape_of(source, elements[0], name):
         return f"{name}.masked_fill({texts[0]}, {value})"
     filled = f"{name}.new_tensor({value})" if constant else value
     return f"{name}.index_put(({', '.join(texts)}{',' if len(texts) == 1 else ''}), {filled})"
@@ -233,6 +240,13 @@ def _is_mask(node: ast.expr) -> bool:
     if isinstance(node, ast.Call):
         return leaf_name(node.func) in _MASKS
     return "mask" in (leaf_name(node) or "")
+
+
+def _may_have_shape_of(source: SourceFile, mask: ast.expr, name: str) -> bool:
+    """Whether a mask reads the tensor that it selects from; a comparison of others may be of its rows."""
+    if not isinstance(mask, ast.Compare | ast.BinOp | ast.UnaryOp):
+        return True
+    return any(isinstance(one, ast.expr) and source.text(one) == name for one in ast.walk(mask))
 
 
 def _is_sequence(source: SourceFile, node: ast.expr) -> bool:

@@ -9,6 +9,7 @@ from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.identifiers import assigned_names, imported_as, leaf_name
 from gradsan.source.locate import statement_at
+from gradsan.source.reuse import second_name
 from gradsan.source.rewrite.given import networks_of
 from gradsan.source.rewrite.moving import (
     blocks_around,
@@ -29,7 +30,7 @@ def under_no_grad(frame: Frame) -> Change | None:
     The in-place statements after it that belong to the same update are included: those that write the same variable
     again or another attribute of the same object, or read gradients. So are definitions that only these statements
     read, and the update in place, right before it, of what it copies. Writes of that variable elsewhere in the block
-    get a ``with`` of their own.
+    get a ``with`` of their own. A second name that is compared with the variable afterwards is bound to a copy.
     """
     statement = statement_at(frame)
     if statement is None or hasattr(statement.node, "body"):
@@ -48,7 +49,15 @@ def under_no_grad(frame: Frame) -> Change | None:
             while not edits and first > 0 and _prepares(source, block[first - 1], node):
                 first -= 1
             edits.append(_within_no_grad(source, torch, block[first], last))
-    return edited(source, edits, "no_grad")
+    return edited(source, [*_second_name_copied(frame, written_root(statement.node)), *edits], "no_grad")
+
+
+def _second_name_copied(frame: Frame, written: str | None) -> list[Edit]:
+    """``w_old = w.detach().clone()`` for ``w_old = w``, where both are read after the write as if they were two."""
+    second = None if written is None else second_name(frame, written)
+    if second is None or second.kind != "name" or second.value is None:
+        return []
+    return [Edit.insert(second.value.end_line, second.value.end_column, ".detach().clone()")]
 
 
 def _prepares(source: SourceFile, before: ast.stmt, write: ast.stmt) -> bool:
