@@ -104,13 +104,13 @@ def _runs_one_of(source: SourceFile, node: ast.stmt, networks: set[str]) -> bool
 
     A function of the file: ``self.score(x)``, which returns ``self.critic(x)``.
     """
-    functions, waiting = functions_of(source), [node] if isinstance(node, ast.Assign) else list[ast.stmt]()
-    entered = set[str | None]()
+    functions, entered = functions_of(source), set[str]()
+    waiting: list[ast.stmt] = [node] if isinstance(node, ast.Assign) else []
     while waiting:
         for call in (one for one in ast.walk(waiting.pop()) if isinstance(one, ast.Call)):
             if any(f"{ast.unparse(call.func)}.".startswith(f"{one}.") for one in networks):
                 return True
-            name = leaf_name(call.func)
+            name = leaf_name(call.func) or ""
             if name in functions and name not in entered:
                 entered.add(name)
                 waiting.append(functions[name])
