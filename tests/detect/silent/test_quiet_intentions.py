@@ -229,6 +229,15 @@ def states_that_drift() -> None:
                 _fit(net, optimizer, (net(x) - x0).pow(2).mean() + net(chain).pow(2).mean() + net(walker).mean())
 
 
+def particles_that_walk() -> None:
+    net, particles = nn.Linear(2, 1), torch.randn(16, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(16):
+        some = particles[4 * (step % 4) : 4 * (step % 4) + 4]
+        some += 0.1 * torch.randn(4, 2)
+        _fit(net, optimizer, (net(some).squeeze(1) - some.norm(dim=1)).pow(2).mean())
+
+
 def a_rate_for_an_update_by_hand() -> None:
     net = nn.Linear(4, 1)
     holder = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -405,6 +414,7 @@ PROGRAMS = (
     networks_that_are_left_as_they_are,
     states_that_fade,
     states_that_drift,
+    particles_that_walk,
     a_rate_for_an_update_by_hand,
     steps_that_wait_for_a_later_phase,
     straight_through_estimates,

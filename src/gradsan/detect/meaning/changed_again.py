@@ -11,8 +11,8 @@ near one; none is shifted by a number batch by batch. Whether any other factor s
 loader calls the line.
 
 Code called by a data loader keeps no state in the data: there a shift alone is reported, too, as accumulating noise.
-Elsewhere it is if it adds random numbers alone to parts of one memory in turn, which the program has not copied before.
-As a whole, a memory may be a state that drifts: a note.
+Elsewhere it is if it adds random numbers alone to parts of one memory in turn, which the program has not copied before,
+and goes on with the result of the call. Otherwise a memory may be a state that drifts, such as particles: a note.
 
 Row: ``data_changed_again``. Roles: ``changed`` (a line; ``name`` is the written value, ``op`` the operation;
 ``values``: ``shape``, ``dtype``, ``device``, ``times``, ``parts``, ``is_factor``, whether it is multiplied by something
@@ -144,7 +144,8 @@ class ChangedAgain(Finder):
             is_one_way = len({op in _ADDS for op in ops if op in SHIFTS}) == 1
             is_noise = is_one_way and all(map(_is_noise, stacks)) and not source.is_of_copy(at, held)
             if is_noise and (is_of_batches or (len(parts) == 1 and times >= _TIMES_ALONE)):
-                how = {"is_factor": "", "is_shifted": "noise", "is_drift": "" if is_of_batches else "yes"}
+                is_taken = source.takes_result(place) or source.returns_argument(place, name)
+                how = {"is_factor": "", "is_shifted": "noise", "is_drift": "" if is_of_batches and is_taken else "yes"}
                 self._tell(used, stacks, parts, sites, name, ops, how)
             return
         if origin is None or (len(parts) == 1 and (times < _TIMES_ALONE or origin != "conversion")):

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from gradsan.detect.meaning.idle_clips import IdleClip
 
 THROWN, CLIPPED = "gradient_thrown_away", "clip_without_effect"
-_NO_READ = CLEARS | {"detach", "detach_", "requires_grad_"}
+_NO_READ = CLEARS | {"detach", "detach_", "requires_grad_", "_amp_foreach_non_finite_check_and_unscale_"}
 _HOOKED = "BackwardHookFunctionBackward"
 _ROUNDS_WITHOUT_STEP = 16
 

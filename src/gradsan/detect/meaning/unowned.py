@@ -14,6 +14,8 @@ head alone is trained, adapters, a discriminator), so one kind of evidence again
 ``left_out``      a small part of a model, with all its module has, stands between trained parts
 ``left_out_end``  the same behind trained parts, which may be meant
 ``left_out_chosen``  the same, where the program chooses among the names of parameters
+``instead``       after a backward that reaches no optimizer's parameters an optimizer steps whose steps never change
+                  anything, and all of whose parameters another optimizer trains
 ``run_out``       an optimizer was given a group of parameters by a generator that had nothing left
 ``alone``         a leaf of no module, combined with results of trained parts; nobody reads a ``.grad``. An input of a
                   trained layer, or a leaf compared with its outputs one by one, is data
@@ -36,7 +38,7 @@ from torch.autograd.graph import Node
 from torch.optim.optimizer import Optimizer
 
 from gradsan import _torch
-from gradsan.detect.meaning.made import Making
+from gradsan.detect.meaning.made import Made, Making
 from gradsan.detect.memory import Uncounted
 from gradsan.graph import naming, walk
 from gradsan.model import Clue
@@ -48,7 +50,7 @@ from gradsan.record.steps import RawBackward, read_backward
 ROW = "parameter_without_optimizer"
 _LATEST, _ROUNDS_PASSED, _SHOWN, _LINES = 512, 2, 3, 4
 _STRENGTH = (
-    *("run_out", "remade", "unregistered", "late", "unfrozen", "left_out", "alone", "criterion"),
+    *("run_out", "instead", "remade", "unregistered", "late", "unfrozen", "left_out", "alone", "criterion"),
     *("unregistered_one", "left_out_end", "left_out_chosen", "own_term"),
 )
 
@@ -77,6 +79,8 @@ class Unowned(Finder):
         super().__init__(run)
         self._uncounted, self._making = run.get(Uncounted), run.get(Making)
         self._stepped, self._known = run.stepped_optimizers, run.failures
+        self._steps, self._backwards = run.steps, run.backwards
+        self._instead: tuple[Any, Made] | None = None
         self._making.on_group = self._grouped
         self._candidates = self._notes(dict[int, _Candidate]())
         self._dismissed = self._notes(dict[int, Any]())
@@ -85,7 +89,7 @@ class Unowned(Finder):
 
     def forget(self) -> None:
         super().forget()
-        self._lines = 0
+        self._lines, self._instead = 0, None
 
     def _grouped(self, optimizer: Optimizer) -> None:
         for one in _torch.parameters_of(optimizer):
@@ -118,8 +122,33 @@ class Unowned(Finder):
             fresh = [one for one in strangers if id(one) not in self._candidates]
             if fresh:
                 self._meet(entry, order, fresh, owned)
+        elif strangers and self._instead is None and owned.isdisjoint(map(id, leaves)):
+            self._instead = self._steps_instead(entry)
+            if self._instead is not None:
+                self._meet(entry, order, strangers, owned, "instead")
         if rounds >= _LATEST:
             self.settle()
+
+    def _steps_instead(self, entry: RawBackward) -> tuple[Any, Made] | None:
+        """Return the optimizer that stepped first after this line's last backward, if its steps changed nothing.
+
+        And if all that it has is trained by others: the parameters that this backward reaches were meant.
+        """
+        past = [one.clock for one in self._backwards.before_in_thread(entry.clock) if one.stack is entry.stack]
+        later = [one for one in self._steps.steps if past and past[-1] < one.clock < entry.clock]
+        if not later:
+            return None
+        first = min(later, key=lambda one: one.clock)
+        own = [one for one in self._steps.steps if one.identity == first.identity]
+        made = self._making.optimizers()
+        found = next((one for one in made if id(one[0]) == first.identity), None)
+        is_idle = len(own) > 1 and all(one.before == one.after for one in own)
+        if found is None or not is_idle or any(one.end is None for one in own):
+            return None
+        held = set(map(id, _torch.parameters_of(found[0])))
+        moved = {one.identity for one in self._steps.steps if one.before != one.after}
+        others = [one for one, _ in made if id(one) in moved]
+        return found if held and held <= set(map(id, _torch.parameters_of(*others))) else None
 
     def _is_eligible(self, leaf: Any) -> bool:
         known = self._dismissed.get(id(leaf))
@@ -130,11 +159,13 @@ class Unowned(Finder):
         weak, seen = self._frozen.get(id(leaf), (None, 0))
         return weak is not None and weak() is leaf and seen > clock
 
-    def _meet(self, entry: RawBackward, order: list[Node], fresh: list[Any], owned: set[int]) -> None:
+    def _meet(
+        self, entry: RawBackward, order: list[Node], fresh: list[Any], owned: set[int], kind: str | None = None
+    ) -> None:
         from gradsan.detect.meaning.evidence import Evidence
 
         evidence = Evidence(self._core, self._making, owned, order, entry, self._was_frozen)
-        kinds = {id(one): evidence.of(one) for one in fresh}
+        kinds = {id(one): kind or evidence.of(one) for one in fresh}
         for one in fresh:
             if kinds[id(one)] is None:
                 self._dismissed[id(one)] = _torch.weak_tensor(one)
@@ -204,6 +235,8 @@ class Unowned(Finder):
             clues.append(Clue("parameter", one.made and symbolise(one.made), one.name, values=values))
         run_out = self._making.run_out if same[0].evidence == "run_out" else None
         stepped = stepped if run_out is None else [(run_out.weak(), run_out)]
+        if self._instead is not None and same[0].evidence == "instead":
+            stepped = [self._instead]
         if stepped:
             optimizer, where = stepped[-1]
             clues.append(Clue("holder", symbolise(where.stack), name=type(optimizer).__name__))

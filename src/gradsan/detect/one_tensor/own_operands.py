@@ -10,7 +10,7 @@ over parameters updates nothing, and is reported, too.
 
 Rows: ``own_operand``, ``own_difference``, ``update_dropped``. Roles: ``written`` (the update or the difference;
 ``name``; ``op``; ``values``: ``shape``, ``dtype``, ``device``, ``is_leaf``, ``kept``, the side that was meant as a
-copy) and ``read`` (``name`` of the other side).
+copy), ``read`` (``name`` of the other side) and ``given`` (where ``p.data = average`` made them one).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class OwnOperands(RoundDetector):
         self._computed = self._notes(dict[Hashable, dict[str, Any]]())
         self._before = self._notes(dict[Hashable, RawWrite | None]())
         self._twice = self._notes(collections.defaultdict[Hashable, set[int]](set))
-        self._other = self._notes(set[Hashable]())
+        self._other, self._lending = self._notes(set[Hashable]()), self._notes(set[Hashable]())
         self._mixes = Mixes()
         self._behind = self._notes(_torch.WeakTensors())
         self._given = self._notes(dict[int, int]())
@@ -69,11 +69,13 @@ class OwnOperands(RoundDetector):
         self._data_read = self._notes(dict[int, tuple[_torch.weak_tensor, int]]())
         self._states = 0
         self._awaited: set[Any] | None = None
+        self._lent = set[Any]()
         self._since = self._followed = 0
 
     def forget(self) -> None:
         super().forget()
         self._states = self._since = self._followed = 0
+        self._lent = set()
 
     def state_taken(self) -> None:
         """Open a round when a state is taken while an older one is kept; as ``KeptStates.on_older``."""
@@ -89,19 +91,20 @@ class OwnOperands(RoundDetector):
     @_torch.hushed()
     def before_round(self, entry: RawBackward, rounds: int) -> None:
         """Check the first rounds, and later ones for lines that have run between; as ``on_round`` of the core."""
-        self._awaited = None
+        self._awaited = self._lent or None
         if rounds in self.rounds[3:]:
             raws = logged_writes(self._core, self._since)
             stacks = {raw.stack for raw in raws if raw.op in _TAKES_OPERAND}
             # The line that gives a parameter other memory may compute it from what it had.
             stacks |= {one.stack for one in self._uncounted.replaced.values() if one.clock > self._since}
-            self._awaited = {one for one in stacks - self._own.keys() - self._other if is_of_program(one)}
+            self._awaited = {one for one in stacks - self._own.keys() - self._other if is_of_program(one)} | self._lent
             self._since = entry.clock
         super().before_round(entry, rounds)
 
     def goes_on(self, entry: RawBackward) -> bool:
         """Whether a line is still awaited."""
         self._awaited = (self._awaited or set()) - self._own.keys() - self._other
+        self._lent &= self._awaited
         self._followed += 1
         return bool(self._awaited) and self._followed <= _FOLLOWED
 
@@ -131,7 +134,8 @@ class OwnOperands(RoundDetector):
         if ((storage, place) == (others, other) or is_mixed) and is_whole:
             is_written = op in _COMPARES and given[0] is not given[1] and self._is_written(storage, stack)
             facts = {**_torch.facts_of(target), "is_leaf": is_leaf, "is_mixed": is_mixed, "is_written": is_written}
-            self._own.setdefault(stack, (op, facts))
+            if stack not in self._own:
+                self._own[stack] = op, {**facts, "lent": self._lent_at(storage)}
             if op == "copy_":
                 writes = reversed(logged_writes(self._core))
                 others_of_it = (raw for raw in writes if raw.storage == storage and raw.stack is not stack)
@@ -176,11 +180,15 @@ class OwnOperands(RoundDetector):
                 self._described.add((frame.file, frame.line))
                 self._tell(row, site, op, facts, pair, symbolise(entry.stack))
 
+    def _lent_at(self, storage: int) -> Any:
+        """The stack at which a tensor was given that memory, and another had it before; None where none was."""
+        given = [(one.tensor(), one.stack) for one in self._uncounted.replaced.values() if one.stack in self._lending]
+        return next((at for held, at in given if held is not None and _torch.storage_or_none(held) == storage), None)
+
     def _is_written(self, storage: int, stack: RawStack) -> bool:
         """Whether what the line at ``stack`` has called has written some memory in this round."""
-        since = 0 if self._entry is None else self._entry.clock
         own = next((code for code in stack.codes if is_user_file(code.co_filename)), None)
-        raws = logged_writes(self._core, since)
+        raws = logged_writes(self._core, 0 if self._entry is None else self._entry.clock)
         stacks = (raw.stack for raw in raws if raw.storage == storage and is_of_program(raw.stack))
         return any(own in one.codes[1:] for one in stacks)
 
@@ -195,23 +203,24 @@ class OwnOperands(RoundDetector):
 
     def _is_stepped(self, tensor: torch.Tensor, clock: int) -> bool:
         """Whether an optimizer that has another tensor of that memory, and not this one, has updated it since."""
-        storage = _torch.storage_or_none(tensor)
-        stepped = {
-            one.identity
-            for one in self._steps.steps
-            if one.clock > clock and one.before != one.after and storage in one.storages
-        }
-        held = [
-            one
-            for optimizer, _ in (self._making.optimizers() if stepped else ())
-            if id(optimizer) in stepped
-            for one in _torch.parameters_of(optimizer)
-        ]
+        storage, steps = _torch.storage_or_none(tensor), (one for one in self._steps.steps if one.clock > clock)
+        stepped = {one.identity for one in steps if one.before != one.after and storage in one.storages}
+        held = _torch.parameters_of(*(one for one, _ in self._making.optimizers() if id(one) in stepped))
         return bool(held) and not any(one is tensor for one in held)
 
     @_torch.hushed()
     def replaced_by(self, tensor: torch.Tensor, given: Any, before: Any, stack: RawStack) -> None:
-        """Note whether ``average.data = 0.9 * average.data + 0.1 * weight.data`` mixes one memory with itself."""
+        """Note whether ``average.data = 0.9 * average.data + 0.1 * weight.data`` mixes one memory with itself.
+
+        Lines may compute with themselves after ``p.data = average``, and have not before: they are judged anew.
+        """
+        if self._other and stack not in self._lending and is_of_program(stack):
+            self._lending.add(stack)
+            frame = symbolise(stack).user_frame
+            if frame is not None and source.assigned_data(frame) is not None:
+                self._awaited = self._lent = set(filter(is_of_program, self._other))
+                self._other.clear()
+                self.begin_here()
         if self._entry is None or stack in self._other:
             return
         if before is not None and self._mixes.is_of_one(given, before[0]):
@@ -253,13 +262,12 @@ class OwnOperands(RoundDetector):
         replaced = self._uncounted.replacement_of(tensor)
         is_restored = self._is_restored(tensor, given) and is_of_program(stack)
         # If it is trained, too, the two are tied on purpose.
-        is_tied = replaced is None or self._behind.get(id(tensor)) is not tensor or tensor.grad is not None
-        if is_tied and not is_restored:
+        is_read = replaced is not None and self._behind.get(id(tensor)) is tensor
+        if not (is_read and tensor.grad is None) and not is_restored:
             return
         site, first = symbolise(stack), None if replaced is None else symbolise(replaced.stack).user_frame
         frame = site.user_frame
-        is_same_line = frame is not None and first is not None and (frame.file, frame.line) == (first.file, first.line)
-        if frame is None or not (is_same_line or is_restored):
+        if frame is None or not (is_restored or (first and (frame.file, frame.line) == (first.file, first.line))):
             return
         pair = source.assigned_data(frame)
         if pair is not None and (frame.file, frame.line) not in self._described:
@@ -283,11 +291,13 @@ class OwnOperands(RoundDetector):
             return
         # A list of the program's own was meant to hold copies, a module's result was not.
         is_read_kept = row == DIFFERENCE or facts.get("is_restored") or (of_module and not of_other)
+        lent = facts.pop("lent", None)
         facts = {**facts, "kept": read if is_read_kept else written}
         # ``p`` and ``a`` say less than their sources; for ``p.grad`` these are not available.
         is_known = written != read and written != pair[0] and read != pair[1]
         pair = (written, read) if is_known else pair
-        clues = (Clue("written", site, name=pair[0], op=op, values=facts), Clue("read", site, name=pair[1]))
+        given = () if lent is None else (Clue("given", symbolise(lent)),)
+        clues = (Clue("written", site, name=pair[0], op=op, values=facts), Clue("read", site, name=pair[1]), *given)
         self._found(Failure(row, "", "", used, clues, raised=False))
 
 
@@ -338,8 +348,7 @@ class Mixes:
 
     def _is_nothing(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is a multiple of the difference of one memory with itself."""
-        known = self._nothing.get(id(tensor))
-        return known is not None and known() is tensor
+        return self._nothing.get(id(tensor), lambda: None)() is tensor
 
     def _origin(self, tensor: torch.Tensor) -> int:
         """Return the memory that a tensor was mixed from, or its own."""

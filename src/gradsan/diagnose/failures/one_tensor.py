@@ -106,7 +106,7 @@ def arrays(failure: Failure) -> Diagnosis | None:
 
 def own_operand(failure: Failure) -> Diagnosis | None:
     """GS216, a warning, for an in-place operation or a difference of a tensor with itself under another name."""
-    written, read = failure.clue("written"), failure.clue("read")
+    written, read, given = (failure.clue(role) for role in ("written", "read", "given"))
     if written is None or read is None:
         return None
     is_written = failure.row == "own_operand"
@@ -120,8 +120,8 @@ def own_operand(failure: Failure) -> Diagnosis | None:
         labels=(
             *(
                 label_texts.at("created", Site((places[0][1],)), Message("label.bound_as_another", {"name": kept}))
-                if len(places) == 1
-                else ()
+                if len(places) == 1 and given is None
+                else parts.label_of(given, "created", "label.given_the_memory", {})
             ),
             *parts.label_of(written, "written" if is_written else "saved", f"label.{failure.row}", values),
             *parts.used(failure, "label.new_value_used", {"name": written.name}),

@@ -62,7 +62,9 @@ def _where_held(failure: Failure, name: str, values: Mapping[str, object]) -> tu
 
 
 def _way(evidence: str) -> str:
-    return evidence if evidence in ("remade", "unregistered", "late", "unfrozen", "run_out") else "parameters"
+    return (
+        evidence if evidence in ("remade", "unregistered", "late", "unfrozen", "run_out", "instead") else "parameters"
+    )
 
 
 def thrown_away(failure: Failure) -> Diagnosis | None:

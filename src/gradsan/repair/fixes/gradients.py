@@ -246,7 +246,25 @@ def step_after_backward(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         return ()
     end = source.span(blocks.behind_clipping(place)).end_line
     text = f"{source.lines[end - 1]}\n{source.indent(place.statement)}{receiver}.step()"
+    if scalers := _scalers(source, place, function or source.module):
+        # A scaler steps by itself, with gradients that are no longer scaled, and before its ``update()``.
+        update = next((one for one in place.block[place.index :] if blocks.method_call(one, "update")), None)
+        owner = source.text(update).partition(".update(")[0] if update is not None else None
+        if update is None or owner not in scalers or not is_whole_lines(source, update):
+            return ()
+        end = source.span(update).line
+        text = f"{source.indent(update)}{owner}.step({receiver})\n{source.lines[end - 1]}"
     return (replace(advice, lines=blocks.lines_changed(source, {end: text}), applicability="review"),)
+
+
+def _scalers(source: SourceFile, place: blocks.Placed, function: ast.AST) -> set[str]:
+    """The objects that scale the loss of this backward, or unscale gradients in its function."""
+    calls = [(one, "scale") for one in ast.walk(place.statement)] + [(one, "unscale_") for one in ast.walk(function)]
+    return {
+        source.text(one.func.value)
+        for one, name in calls
+        if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr == name
+    }
 
 
 def _named_step(place: blocks.Placed) -> ast.stmt | None:
