@@ -1,5 +1,6 @@
 """The log of Nodes by the call that made them, in both cores."""
 
+import ctypes
 import sys
 import threading
 
@@ -7,6 +8,8 @@ import pytest
 import torch
 
 from core_kit import needs_native, plain
+from forked import call_forked
+from gradsan import _torch
 from gradsan.record import _core_pure, log
 
 HERE = threading.get_ident
@@ -275,3 +278,38 @@ def test_failures_while_a_node_is_logged_are_counted(core, exp, leaf, monkeypatc
     assert exp(leaf).grad_fn is not None
     assert core.log_errors == 1
     assert core.saves == 0
+
+
+def test_the_address_of_the_sequence_number_answers_like_python_in_each_thread(leaf):
+    address = _torch.sequence_number_address()
+    if not address:
+        pytest.skip("the library of torch is not found by its name here")
+    peek = ctypes.CFUNCTYPE(ctypes.c_uint64)(address)
+    answers = []
+
+    def ask():
+        made = torch.exp(leaf)
+        answers.append((peek(), sequence(), number(made) + 1))
+
+    for _ in range(2):
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join()
+        ask()
+    assert all(len(set(one)) == 1 for one in answers)
+
+
+def nodes_logged_without_an_address(finds_address):
+    if not finds_address:
+        _torch.sequence_number_address = lambda: 0  # before the first core of this process
+    core = log.make_core(native=True)
+    core.active = True
+    made = plain(core, torch.exp)(torch.ones(3, requires_grad=True))
+    return core.saves, [entry[:2] for entry in core.nodes_near(number(made), HERE())], number(made)
+
+
+@needs_native
+def test_the_native_core_finds_the_nodes_without_the_address_too():
+    for finds in (True, False):
+        saves, logged, made = call_forked(nodes_logged_without_an_address, finds)
+        assert (saves, logged) == (1, [(made, made + 1)])

@@ -268,6 +268,8 @@ static inline LoggedNodes *nodes_at(const Ring *ring, size_t i)
 /* The number of the next Node of this thread; 0 if torch does not provide it. */
 static inline long long sequence_here(void)
 {
+    if (torch.peek_sequence != NULL)
+        return (long long)torch.peek_sequence();
     long long number = integer(PyObject_Vectorcall(torch.sequence_number, NULL, 0, NULL));
     if (number == -1 && PyErr_Occurred()) {
         PyErr_Clear();
@@ -484,7 +486,7 @@ static int log_write_hushed(Core *core, PyObject *tensor, PyObject *op, PyObject
     r[W_INDEX] = Py_NewRef(index);
     r[W_STACK] = Py_NewRef(stack);
 
-    write.sequence = integer(PyObject_Vectorcall(torch.sequence_number, NULL, 0, NULL));
+    write.sequence = sequence_here();
     if (write.sequence == -1 && PyErr_Occurred())
         goto failed;
     int flag = truth(PyObject_Vectorcall(torch.is_grad_enabled, NULL, 0, NULL));

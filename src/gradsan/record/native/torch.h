@@ -21,6 +21,7 @@ static struct {
     PyObject *sequence_number, *is_grad_enabled, *weak_identity, *dress, *marks_of, *own_names;
     PyObject *optimizer_folder, *reduction, *is_of_signal;
     PyObject *has_function_modes, *is_tracing, *hush, *unhush, *function_state, *put_modes_back;
+    uint64_t (*peek_sequence)(void); /* the C++ function behind `sequence_number`; NULL: it was not found */
 } torch;
 
 /* The C getter behind `type.name`, NULL without an exception if there is none. The type keeps the descriptor alive. */
@@ -123,6 +124,14 @@ static int find_torch(void)
         Py_XDECREF(overriding);
     }
     torch.cdata = getter_of(torch.storage, torch.cdata_name);
+    PyObject *find = attribute_of_module(here, "sequence_number_address");
+    PyObject *address = find == NULL ? NULL : PyObject_CallNoArgs(find);
+    Py_XDECREF(find);
+    void *found = address == NULL ? NULL : PyLong_AsVoidPtr(address);
+    Py_XDECREF(address);
+    if (PyErr_Occurred())
+        return -1;
+    memcpy(&torch.peek_sequence, &found, sizeof found);
     torch.ready = 1;
     return 0;
 }
