@@ -126,7 +126,7 @@ class Watching:
             lambda optimizer, frame: guard.run(partial(run.get(MissingGradients).later_step, optimizer, frame)),
             lambda optimizer: guard.run(partial(run.get(Uncounted).stepped, optimizer)),
         )
-        self._settling.on_first = lambda optimizer: guard.run(partial(run.get(StoppedGradients).first_step, optimizer))
+        self._settling.on_first = self._on_first_step
         # What sharded groups hold comes and goes; GS217 reports what changed, and copies would undo what it is for.
         self.deep = run.put(
             Deep(
@@ -307,6 +307,10 @@ class Watching:
             # Deep mode compares the values that a Node gets, whoever wrote.
             if not self._is_deep:
                 guard.run_hushed(partial(self.hook_writes.before_round, backward, rounds))
+
+    def _on_first_step(self, optimizer: Any) -> None:
+        for kind in (StoppedGradients, SecondNames):
+            self._recorder.guard.run(partial(self.run.get(kind).first_step, optimizer))
 
     def _on_lent(self, array: Any, tensor: Any, stack: Any) -> None:
         if self._of_arrays is None:

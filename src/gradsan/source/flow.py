@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from gradsan.model import Frame
-from gradsan.source.identifiers import Binding, bindings_of, consumed_names, leaf_name
+from gradsan.source.identifiers import Binding, bindings_of, chain_key, consumed_names, leaf_name
 from gradsan.source.locate import expression_at, statement_at
 
 State = dict[str, frozenset["Definition"]]
@@ -264,6 +264,23 @@ def binding_at(frame: Frame, name: str) -> Binding | None:
         if binding.name == name and binding.replaces and not isinstance(binding.statement, ast.AugAssign)
     ]
     return found[0] if len(found) == 1 else None
+
+
+def is_summed_with_gradient(node: ast.stmt, name: str) -> bool:
+    """Whether a statement adds ``name``, or a loop over ``zip(…, name)`` its item, to some ``.grad``; or subtracts."""
+    names, parts = {name}, [] if not isinstance(node, ast.For) else list(ast.walk(node.iter))
+    if isinstance(node, ast.For) and any(chain_key(one) == name for one in parts):
+        is_zip = isinstance(node.iter, ast.Call) and leaf_name(node.iter.func) == "zip"
+        given = node.iter.args if isinstance(node.iter, ast.Call) and is_zip else [node.iter]
+        targets = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
+        names = {chain_key(one) or "" for one, of in zip(targets, given, strict=False) if chain_key(of) == name}
+    sums = (one for one in ast.walk(node) if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Add | ast.Sub))
+    for left, right in ((one.left, one.right) for one in sums):
+        for one, other in ((left, right), (right, left)):
+            has_gradient = any(isinstance(part, ast.Attribute) and part.attr == "grad" for part in ast.walk(one))
+            if has_gradient and any(isinstance(part, ast.Name) and part.id in names for part in ast.walk(other)):
+                return True
+    return False
 
 
 def adds_noise(frame: Frame) -> bool:

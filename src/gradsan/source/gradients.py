@@ -11,6 +11,7 @@ from gradsan.model import Frame
 from gradsan.source.change import Change, edited, insert_after, insert_before, with_keyword
 from gradsan.source.collected import is_inside
 from gradsan.source.cuts import cut_of, mode_around, mode_of_decorators
+from gradsan.source.flow import is_summed_with_gradient
 from gradsan.source.identifiers import (
     Binding,
     assigned_names,
@@ -21,12 +22,7 @@ from gradsan.source.identifiers import (
 )
 from gradsan.source.locate import Statement, expression_at, statement_at
 from gradsan.source.methods import ADDING, METADATA
-from gradsan.source.reuse import (
-    SecondName,
-    definitions_at,
-    reads_value,
-    statements_of,
-)
+from gradsan.source.reuse import SecondName, definitions_at, reads_value, statements_of
 from gradsan.source.tree import ScopeNode, SourceFile, header_nodes, read_source
 from gradsan.source.writing import definition_of
 
@@ -326,9 +322,10 @@ def _taken_twice(statement: Statement, name: str, scope: ScopeNode) -> SecondNam
     keeping = next((one.statement for one in bound), None)
     if len(bound) != 1 or not isinstance(keeping, ast.Assign):
         return None
-    statements = statements_of(scope)
-    again = next((node.lineno for node in statements if _takes_again(node, statement.node, keeping)), None)
-    last = statement.node.end_lineno or statement.node.lineno
+    statements, last = statements_of(scope), statement.node.end_lineno or statement.node.lineno
+    taken_again = (one for one in statements if _takes_again(one, statement.node, keeping))
+    summed = (one for one in statements if one.lineno > last and is_summed_with_gradient(one, name))
+    again = next((one.lineno for found in (taken_again, summed) for one in found), None)
     for node in statements if again is not None else ():
         is_later = node.lineno > last and node.lineno >= (again or 0)
         # A name rebound in each round does not hold the gradient that an earlier round kept.

@@ -457,3 +457,16 @@ def test_phases_of_one_objective_are_no_note() -> None:
             loss.backward()
             second.step()
     assert watched.diagnoses == ()
+
+
+def test_two_parameters_over_one_memory_are_a_note() -> None:
+    first, second = nn.Linear(4, 1), nn.Linear(4, 1)
+    second.weight = nn.Parameter(first.weight.data)
+    optimizer = torch.optim.Adam([*first.parameters(), *second.parameters()])
+    with gradsan.watch() as watched:
+        for _ in range(3):
+            x = torch.randn(6, 4)
+            _fit(first, optimizer, (first(x) - 1).pow(2).mean() + second(x).pow(2).mean())
+    assert [(one.code, one.severity, one.tensor.name) for one in watched.diagnoses] == [
+        ("GS216", "note", "second.weight")
+    ]

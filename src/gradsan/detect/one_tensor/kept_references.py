@@ -76,7 +76,7 @@ class KeptReferences(Finder):
             return
         clues = (
             Clue("bound", at_line(site, place, second.bound)),
-            Clue("written", at_line(site, place, place.line), name=name, values=_torch.facts_of(gradient)),
+            Clue("written", at_line(site, place, place.line), name, op="backward", values=_torch.facts_of(gradient)),
             Clue("read", at_line(site, place, second.read), name=name),
         )
         failure = Failure(ROW, "", "", symbolise(entry.stack), clues, raised=False)

@@ -61,7 +61,7 @@ class OwnOperands(RoundDetector):
         self._computed = self._notes(dict[Hashable, dict[str, Any]]())
         self._before = self._notes(dict[Hashable, RawWrite | None]())
         self._twice = self._notes(collections.defaultdict[Hashable, set[int]](set))
-        self._other, self._lending = self._notes(set[Hashable]()), self._notes(set[Hashable]())
+        self._other, self._lending = self._notes(set[Any]()), self._notes(set[Hashable]())
         self._mixes = Mixes()
         self._behind = self._notes(_torch.WeakTensors())
         self._given = self._notes(dict[int, int]())
@@ -218,7 +218,7 @@ class OwnOperands(RoundDetector):
             self._lending.add(stack)
             frame = symbolise(stack).user_frame
             if frame is not None and source.assigned_data(frame) is not None:
-                self._awaited = self._lent = set(filter(is_of_program, self._other))
+                self._awaited = self._lent = {one for one in self._other if is_of_program(one)}
                 self._other.clear()
                 self.begin_here()
         if self._entry is None or stack in self._other:

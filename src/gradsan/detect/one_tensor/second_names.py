@@ -6,8 +6,11 @@ writes since the round before, whose source binds another name to the written te
 (``loss(net(noisy), clean)``), adds it to a list in each round of a loop that never rebinds it
 (``traj.append(pos); pos += step``), writes an element of ``[tensor] * n``, or has it as an argument that is returned,
 or was passed to a ``forward``, and that the caller reads after the call; or fills memory of its own and returns it,
-again and again, while the caller keeps an earlier result by another name.
+again and again, while the caller keeps an earlier result by another name. Two parameters of one optimizer over one
+memory, each with a gradient of its own, are checked at its first step.
 
+Row ``parameters_are_one``: roles ``parameter`` (``name``; ``values``: ``shape``, ``dtype``, ``device``, ``others``, the
+number of further pairs) and ``second`` (``name``).
 Rows: ``second_name_changed``, ``list_of_one``, ``argument_changed``, ``results_are_one``. Roles: ``bound`` (where the
 second name was bound, the list got it, or the function was called; ``name`` of the function), ``written`` (the write;
 ``name``; ``op``; ``values``: ``shape``, ``dtype``, ``device``, ``is_result``, whether the second name refers to the
@@ -39,7 +42,7 @@ from gradsan.record.stacks import is_of_program, is_user_file, symbolise
 from gradsan.record.steps import RawBackward
 
 NAMED, LISTED, GIVEN = "second_name_changed", "list_of_one", "argument_changed"
-RETURNED = "results_are_one"
+RETURNED, PARAMETERS = "results_are_one", "parameters_are_one"
 _ROUNDS = (1, 2, 4, 8, 16, 32)
 _STACKS, _LINES = 256, 2_000
 _SECOND = re.compile(r"[\w\]]\s*=\s*\w+(\.detach\(\))?\s*(#|$)|=\s*\w+\.\w+_\(|\.(append|appendleft|insert)\(")
@@ -74,6 +77,26 @@ class SecondNames(Finder):
         self._seen.update((by_stack.keys() & self._first) | {stack for stack, _ in found})
         self._first |= by_stack.keys()
         self._wait(found)
+
+    @_torch.hushed()
+    def first_step(self, optimizer: Any) -> None:
+        """Report two parameters with gradients of their own that are one memory, at an optimizer's first step."""
+        known: dict[tuple[int, int, int], Any] = {}
+        pairs: list[tuple[Any, Any]] = []
+        for one in _torch.parameters_of(optimizer):
+            storage = _torch.storage_or_none(one)
+            if storage and one.grad is not None and one.numel():
+                first = known.setdefault((storage, one.storage_offset(), one.numel()), one)
+                if first is not one:
+                    pairs.append((first, one))
+        wanted = set(map(id, pairs[0] if pairs else ()))
+        found = list(naming.find(sys._getframe(1), lambda one: id(one) in wanted)) if pairs else []
+        paths = {id(one.tensor): one.path for one in sorted(found, key=lambda one: one.origin == "module")}
+        if len(paths) == len(wanted) and pairs:
+            values = {**_torch.facts_of(pairs[0][0]), "others": len(pairs) - 1}
+            names = [paths[id(one)] for one in pairs[0]]
+            clues = (Clue("parameter", name=names[0], values=values), Clue("second", name=names[1]))
+            self._found(Failure(PARAMETERS, "", "", symbolise(self._core.stack()), clues, raised=False))
 
     def _wait(self, found: list[tuple[Any, Failure]]) -> None:
         """Keep findings until this backward has ended: if it fails, its own diagnosis reports the write."""

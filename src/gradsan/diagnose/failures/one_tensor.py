@@ -131,6 +131,29 @@ def own_operand(failure: Failure) -> Diagnosis | None:
     )
 
 
+def parameters(failure: Failure) -> Diagnosis | None:
+    """GS216, a note, for two parameters of an optimizer over one memory; they may be tied so on purpose."""
+    first, second, frame = failure.clue("parameter"), failure.clue("second"), failure.site.user_frame
+    if first is None or second is None or frame is None or not first.name or not second.name:
+        return None
+    values = {"name": second.name, "other": first.name, "count": first.values["others"]}
+    tail = second.name.partition(".")[2]
+    found = ((one, *pair) for one in (second.name, f"self.{tail}") for pair in source.assignments(frame, one))
+    bound = [place for one, part, place in found if part == one]
+    made = label_texts.at("created", Site((bound[0],)), Message("label.given_the_memory")) if len(bound) == 1 else ()
+    return parts.diagnosis(
+        failure,
+        "GS216",
+        "forward_alias",
+        values=values,
+        severity="note",
+        words=failure.row,
+        labels=(*made, *parts.used(failure, "label.parameters_are_one", values)),
+        tensor=parts.tensor_of(first, second.name),
+        fixes=(parts.fix("copy_second_name", "changed", values, summary="help.parameters_copied"),),
+    )
+
+
 def kept_state(failure: Failure) -> Diagnosis | None:
     """GS216, a warning, for the state of a module that was kept without a copy."""
     bound, written = failure.clue("bound"), failure.clue("written")
