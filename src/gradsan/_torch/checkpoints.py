@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -92,11 +92,22 @@ def recomputed_call(frame: FrameType) -> tuple[Any, dict[str, Any]] | None:
     Read from the closure of ``recompute_fn``. Missing: None, and nothing is noted.
     """
     recompute: Any = getattr(frame, "recompute_fn", None)
-    code = getattr(recompute, "__code__", None)
-    if code is None:
-        return None
-    found: dict[str, Any] = {}
-    for name, cell in zip(code.co_freevars, recompute.__closure__ or (), strict=False):
-        if name in ("fn", "kwargs"):
-            found[name] = cell.cell_contents
+    found = _closure_of(recompute, ("fn", "kwargs"))
     return (found["fn"], dict(found.get("kwargs") or {})) if "fn" in found else None
+
+
+def draws_anew(held: Any) -> bool:
+    """Whether a recomputation draws other random numbers than its forward, for a frame or a Node of checkpoint.
+
+    Missing: False, and the values are not compared for that.
+    """
+    kept = getattr(held, "preserve_rng_state", None)
+    if kept is None:
+        kept = _closure_of(getattr(held, "recompute_fn", None), ("preserve_rng_state",)).get("preserve_rng_state")
+    return kept is False
+
+
+def _closure_of(function: Any, names: Sequence[str]) -> dict[str, Any]:
+    code = getattr(function, "__code__", None)
+    cells = () if code is None else zip(code.co_freevars, function.__closure__ or (), strict=False)
+    return {name: cell.cell_contents for name, cell in cells if name in names}

@@ -30,7 +30,7 @@ from gradsan.record.patches import Patches
 from gradsan.record.stacks import is_own_file, symbolise
 
 _COMPARED = 2
-"""The calls of a function that writes what it reaches whose values are compared outside deep mode."""
+"""The calls of a function, one that writes what it reaches or draws anew, with values compared outside deep mode."""
 Guard = Callable[[Callable[[], object]], None]
 Fingerprints = tuple[Fingerprint | None, ...]
 
@@ -204,7 +204,7 @@ class Checkpoints(Detector):
         return (self.compares_values or getattr(self._local, "compares", False)) and self._core.active
 
     def _is_due(self, frame: FrameType) -> bool:
-        """Whether the values of a call are to be compared in any mode: its function has written what it reaches."""
+        """Whether the values of a call are to be compared in any mode: it writes what it reaches, or draws anew."""
         called = _torch.recomputed_call(frame) if self._compared else None
         return called is not None and self._compared.get(recomputation.code_of(called[0]), _COMPARED) < _COMPARED
 
@@ -220,7 +220,11 @@ class Checkpoints(Detector):
     ) -> None:
         # Tensor arguments are saved, and checked like those of every other Node.
         arguments = [None if torch.is_tensor(one) else one for one in args]
-        values = _fingerprints(result) if self.compares_values else ()
+        code = recomputation.code_of(function)
+        is_due = self._compared.get(code, _COMPARED) < _COMPARED and _torch.draws_anew(node)
+        if is_due:
+            self._compared[code] += 1
+        values = _fingerprints(result) if self.compares_values or is_due else ()
         self._remember(node, function, _by_name(function, arguments), stack, values, inputs)
 
     def _remember(
@@ -243,7 +247,7 @@ class Checkpoints(Detector):
             marks = {}
         code, core = recomputation.code_of(function), self._core
         own = {} if since is None else recomputation.own_writes(core, marks, since)
-        if own:
+        if own or _torch.draws_anew(key):
             self._compared.setdefault(code, 0)
         self._calls[key] = Call(name, code, stack, core.tick(), marks, values, inputs, own)
 
