@@ -309,10 +309,12 @@ class Watching:
                 guard.run_hushed(partial(self.hook_writes.before_round, backward, rounds))
 
     def _on_first_step(self, optimizer: Any) -> None:
-        for kind in (StoppedGradients, SecondNames):
-            self._recorder.guard.run(partial(self.run.get(kind).first_step, optimizer))
+        guard = self._recorder.guard
+        guard.run(partial(self.run.get(StoppedGradients).first_step, optimizer))
+        guard.run(partial(self.run.get(SecondNames).first_step, optimizer))
 
     def _on_lent(self, array: Any, tensor: Any, stack: Any) -> None:
+        self.run.get(CutTerms).imported(array, tensor)
         if self._of_arrays is None:
             from gradsan.detect.meaning.changed_arrays import ChangedArrays
             from gradsan.detect.one_tensor.arrays_in_lists import ArraysInLists

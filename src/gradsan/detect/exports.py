@@ -50,6 +50,8 @@ class Exports(Detector):
         """Called when memory is handed out while none was before."""
         self.on_hand_out: Callable[[int], None] | None = None
         """Called with a storage that is handed out while a backward runs."""
+        self.on_taken: Callable[[Any], None] = lambda tensor: None
+        """Called with a tensor whose memory the program asks for."""
         self.on_lent: Callable[[Any, Any, Any], None] = lambda array, tensor, stack: None
         """Called with foreign memory that torch was given, the tensor made of it, and the stack."""
         self._exports: dict[int, Export] = {}
@@ -185,6 +187,7 @@ class Exports(Detector):
             if args and not inner and not _torch.is_compiling():
                 stack = core.stack(1)
                 guard(lambda: self.hand_out(args[0], name, stack))
+                guard(lambda: self.on_taken(args[0]))
 
         def after(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
             is_shared = bool(args) and not torch.is_tensor(args[0]) and _shares(args[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -194,6 +195,45 @@ def test_a_term_of_detached_values_is_a_note() -> None:
 )
 def test_a_constant_on_purpose_is_not_reported(cons: Any) -> None:
     assert _consistency(cons) == []
+
+
+def _policy(q_of: Any) -> list[tuple[str, str]]:
+    torch.manual_seed(0)
+    policy, critic = nn.Linear(4, 3), nn.Linear(7, 1)
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+    with gradsan.watch() as watched:
+        for _ in range(5):
+            x = torch.randn(8, 4)
+            action = policy(x).tanh()
+            cost = action.pow(2).sum(1)
+            loss = q_of(cost, critic(torch.cat([x, action], 1)).squeeze(1))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return [(one.code, one.severity) for one in watched.diagnoses]
+
+
+def test_a_detached_term_of_each_element_is_a_note() -> None:
+    assert _policy(lambda cost, q: (0.2 * cost - q.detach()).mean()) == [("GS220", "note")]
+
+
+def test_a_term_that_numpy_has_computed_is_a_note() -> None:
+    assert _policy(lambda cost, q: cost.mean() + torch.from_numpy(np.exp(-q.detach().numpy())).mean()) == [
+        ("GS220", "note")
+    ]
+
+
+@each(
+    "objective",
+    [
+        lambda cost, q: (0.2 * cost - q).mean(),
+        lambda cost, q: (cost + (q.tanh() - cost).detach()).mean(),
+        lambda cost, q: ((cost - q.detach()) * cost).mean(),
+        lambda cost, q: (cost - torch.as_tensor(q.detach().numpy()).mean() * cost).mean(),
+    ],
+)
+def test_values_that_only_shift_or_weigh_are_not_reported(objective: Any) -> None:
+    assert _policy(objective) == []
 
 
 PROGRAMS = (

@@ -86,7 +86,7 @@ class SecondNames(Finder):
         for one in _torch.parameters_of(optimizer):
             storage = _torch.storage_or_none(one)
             if storage and one.grad is not None and one.numel():
-                first = known.setdefault((storage, one.storage_offset(), one.numel()), one)
+                first = known.setdefault((storage, int(one.storage_offset()), one.numel()), one)
                 if first is not one:
                     pairs.append((first, one))
         wanted = set(map(id, pairs[0] if pairs else ()))

@@ -230,9 +230,9 @@ _CUT_WORDS: dict[object, tuple[str, str]] = {
 
 
 def _made_number(computed: Clue) -> str | None:
-    """``kl`` of ``kl.item()`` and ``float(kl)`` at the place of a clue."""
+    """``kl`` of ``kl.item()`` and ``float(kl)`` at the place of a clue, and of ``kl.detach()`` within a sum."""
     frame = computed.user_frame
-    if frame is None or computed.values.get("how") != "number":
+    if frame is None or not (computed.values.get("how") == "number" or computed.values.get("is_each")):
         return None
     return source.first_argument(frame) if computed.op == "float" else source.method_receiver(frame)
 

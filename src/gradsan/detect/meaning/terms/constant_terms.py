@@ -14,6 +14,7 @@ Row: ``term_is_constant``. Roles: ``asked`` (the call that returned the gradient
 
 from __future__ import annotations
 
+import collections
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ ROW = "term_is_constant"
 _ROUNDS = (1, 2, 4, 8)
 _CALLS_FOLLOWED = 20_000
 _FOLLOWED_AT_ONCE = 16
-_TENSORS_FOLLOWED = 1_024
+_TENSORS_FOLLOWED, NODES_BELOW = 1_024, 64
 SUMS = frozenset({"AddBackward0", "SubBackward0", "RsubBackward1", "StackBackward0", "CatBackward0"})
 LISTED = frozenset({"StackBackward0", "CatBackward0"})
 _SCALED = frozenset({"MulBackward0", "DivBackward0", "NegBackward0", "SumBackward0", "MeanBackward0", "ViewBackward0"})
@@ -270,3 +271,21 @@ def linear_below(roots: tuple[Node, ...]) -> Iterator[Any]:
         return node.name() in SUMS or (node.name() in _SCALED and inputs < 2)
 
     return walk.each_behind(roots, is_linear)
+
+
+def numbers_below(*nodes: Any, most: int | None = NODES_BELOW) -> tuple[int, ...]:
+    """Return the numbers of Nodes and of those nearest below them, at most so many; for a leaf, its negative ``id``."""
+    return tuple(nodes_below(nodes, most))
+
+
+def nodes_below(nodes: tuple[Node, ...], most: int | None) -> dict[int, Any]:
+    """Return Nodes and those nearest below them by number, at most so many; a leaf's by its negative ``id``."""
+    waiting, found = collections.deque(nodes), dict[int, Any]()
+    while waiting and (most is None or len(found) < most):
+        one = waiting.popleft()
+        leaf = getattr(one, "variable", None)
+        number = _torch.node_sequence(one) if leaf is None else -id(leaf)
+        if number is not None and number not in found:
+            found[number] = one
+            waiting.extend(child for child, _ in one.next_functions if child is not None)
+    return found

@@ -6,8 +6,9 @@ followed in some rounds; for those that become Python numbers see ``number_terms
 added to a one-element value with a graph, and only sums and constant factors lie between there and the loss, whose
 backward runs through the values that it was computed from, or through their parameters. Where a value computed from the
 same is a factor, an input, an index or a bound of one with a graph, or is subtracted unscaled, it is data or a
-baseline. A term that is detached as a whole is a constant on purpose, and so may be one of detached values and frozen
-parameters.
+baseline. A scalar that is detached as a whole is a constant on purpose, and so may be a term of detached values and
+frozen parameters; ``(alpha * logp - q.detach()).mean()`` counts if what ``q`` is computed from is not in the loss. A
+tensor made of an array counts as computed from the values that were exported to NumPy since the last one.
 
 Row: ``term_is_cut``. Roles: ``read`` (where the graph was left; ``op``; ``values``: ``shape``, ``dtype``, ``device``
 of the term, ``how``: ``no_grad``, ``discrete`` or ``detached``; ``drawn``, if it is no term, but a sample without a
@@ -16,11 +17,10 @@ graph that the loss depends on), ``added`` (where the term was added to the loss
 
 from __future__ import annotations
 
-import collections
 import functools
 import operator
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -29,25 +29,34 @@ import torch
 from torch.autograd.graph import Node
 
 from gradsan import _torch, source
+from gradsan.detect.exports import Exports
 from gradsan.detect.meaning.made import is_in_forward
 from gradsan.detect.meaning.rounds import RoundDetector
-from gradsan.detect.meaning.terms.constant_terms import LISTED, SUMS, made_of, sums_below
+from gradsan.detect.meaning.terms.constant_terms import (
+    LISTED,
+    NODES_BELOW,
+    SUMS,
+    made_of,
+    nodes_below,
+    numbers_below,
+    sums_below,
+)
 from gradsan.graph import naming
 from gradsan.model import Clue, Site
 from gradsan.record.detector import Run
 from gradsan.record.log import RawStack
-from gradsan.record.stacks import is_called_by_program, symbolise
+from gradsan.record.stacks import is_called_by_program, is_own_file, symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
 ROW = "term_is_cut"
-_TENSORS_FOLLOWED, _NODES_BELOW = 1_024, 64
+_TENSORS_FOLLOWED = 1_024
 _ON_PURPOSE = frozenset({"detach", "detach_", "clone", "copy_"})
 _ADDS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__", "stack", "cat"})
 _CONVERSIONS = ("to", "float", "double", "half", "bfloat16", "type", "int", "long", "bool")
 """Methods that are no operators, and are not logged: they are wrapped for the length of a round."""
 _SCALES = frozenset({"mul", "__mul__", "__rmul__", "div", "__truediv__", "true_divide", "mul_", "div_"})
 _REDUCES = _SCALES | {"mean", "sum", "neg", "__neg__"}
-_FOLLOWED, _USES = 256, 16
+_FOLLOWED, _USES, _NEAREST = 256, 16, 4
 _COMPARES = frozenset({"sub", "__sub__", "__rsub__", "rsub", "subtract", "gaussian_nll_loss", "mse_loss", "l1_loss"})
 _WITHOUT_GRAPH = frozenset({"no_grad", "inference_mode", "set_grad_enabled"})
 _WITH_RSAMPLE = frozenset({"normal", "distribution"})
@@ -58,7 +67,8 @@ _WITH_RSAMPLE = frozenset({"normal", "distribution"})
 class Cut:
     """The stack where the graph of a value was left, and the numbers of the value's Node and of some below it.
 
-    ``is_data`` says whether values computed from it are more than a term.
+    ``is_data`` says whether values computed from it are more than a term, ``is_each`` whether each of its elements is
+    added to one of another value.
     """
 
     stack: RawStack
@@ -66,6 +76,7 @@ class Cut:
     sources: tuple[int, ...]
     how: str
     is_data: bool = False
+    is_each: bool = False
 
 
 class _Held(NamedTuple):
@@ -96,8 +107,10 @@ class CutTerms(RoundDetector):
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._samples = run.get(DrawnSamples)
+        run.get(Exports).on_taken = self._exported
         self._held: dict[int, _Held] = {}
         self._joined: list[_Joined] = []
+        self._arrays = dict[Cut, None]()
         self._names = self._notes(dict[RawStack, str | None]())
         self._left = self._notes(dict[int, tuple[Any, Cut]]())
 
@@ -116,9 +129,24 @@ class CutTerms(RoundDetector):
         self._held.clear()
         self._joined.clear()
         self._watch((*_CONVERSIONS, "detach"), self._converted)
+        self._watch(("tensor",), lambda *call: self.imported(call[2][0] if call[2] else None, call[4]), torch)
+        self._arrays.clear()
         return True
 
+    def _exported(self, tensor: torch.Tensor) -> None:
+        if self._is_of_thread() and (held := self._of(tensor)) is not None:
+            self._arrays.update(dict.fromkeys(held.cuts))
+
+    def imported(self, array: Any, made: Any) -> None:
+        """Follow a tensor made of an array: NumPy may have computed it from the values exported before."""
+        if self._arrays and self._is_of_thread() and type(array).__module__ == "numpy":
+            cuts, self._arrays = tuple(self._arrays), {}
+            if type(made) in _torch.PLAIN_TENSORS and made.is_floating_point():
+                self._held[id(made)] = _Held(_torch.weak_tensor(made), cuts, None, False)
+
     def _converted(self, name: str, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if is_own_file(self._core.stack(1).codes[0].co_filename):
+            return
         guard = self._listeners.guard
         guard.run_hushed(lambda: self._on_result(name, args, kwargs, result))
         if name == "detach":
@@ -133,7 +161,8 @@ class CutTerms(RoundDetector):
                 self._came_back(op, args, made, held, cuts)
             elif op in _ON_PURPOSE and not (op == "detach" and _torch.grad_fn_of(given[0]) is not None):
                 _are_data(cuts)
-            elif len(self._held) < _TENSORS_FOLLOWED and not _is_of_shape_only(op):
+            # Some operations read only the shape and kind of a tensor.
+            elif len(self._held) < _TENSORS_FOLLOWED and not op.endswith("_like") and not op.startswith("new_"):
                 self._follow(op, made, given, held)
 
     def _of(self, tensor: torch.Tensor) -> _Held | None:
@@ -145,17 +174,22 @@ class CutTerms(RoundDetector):
         node = _torch.grad_fn_of(made)
         name = "" if node is None else node.name()
         is_term = name in SUMS and (made.numel() == 1 or name in LISTED)
+        is_each = name in SUMS and not is_term and len(held) == 1 and held[0].is_whole
+        if is_each and not any(one.is_data for one in cuts):
+            # Summed up later, a term of each element: what it is computed from must have no other part in the loss.
+            self._join(node, made, held[0]._replace(cuts=tuple(replace(one, is_each=True) for one in cuts)))
         if is_term and (op in _ADDS or all(one.unscaled is not None for one in held)):
             _are_data(tuple(cut for one in held if one.is_whole for cut in one.cuts))
-            # What a library adds up (the density of a point mass) is its own affair.
-            if cuts and is_called_by_program(self._core.stack()):
+            if cuts:
                 self._join(node, made, held[0]._replace(cuts=cuts))
         else:
             _are_data(cuts)
 
     def _join(self, node: Node, made: Any, term: _Held) -> None:
-        facts = {**_torch.facts_of(made), "shape": ()}
-        stack = self._core.stack()
+        facts, stack = {**_torch.facts_of(made), "shape": ()}, self._core.stack()
+        # What a library adds up (the density of a point mass) is its own affair.
+        if not is_called_by_program(stack):
+            return
         # To look for a name takes milliseconds, and a line may add up hundreds of terms in a round.
         if stack not in self._names:
             self._names[stack] = _name_of(term, sys._getframe(1))
@@ -202,15 +236,21 @@ class CutTerms(RoundDetector):
         for one in own:
             cut = one.cuts[0]
             # A running average of the loss is made of a sum on the path.
-            if not any(ran.isdisjoint(each.sources) or each.sources[0] in sums for each in one.cuts):
+            if not any(ran.isdisjoint(each.sources) or _has_part(each, sums, ran) for each in one.cuts):
                 self._described.add(entry.stack)
+                values = {**one.facts, "how": cut.how, **({"is_each": "yes"} if cut.is_each else {})}
                 self._report_at(
                     ROW,
                     entry.stack,
-                    Clue("read", symbolise(cut.stack), name=one.name, op=cut.op, values={**one.facts, "how": cut.how}),
+                    Clue("read", symbolise(cut.stack), name=one.name, op=cut.op, values=values),
                     Clue("added", symbolise(one.stack)),
                 )
                 return
+
+
+def _has_part(cut: Cut, sums: set[int], ran: set[int]) -> bool:
+    """Whether the value is in the loss with its graph, or, for each element, what it is computed from at once."""
+    return not ran.isdisjoint(cut.sources[:_NEAREST]) if cut.is_each else cut.sources[0] in sums
 
 
 @dataclass(slots=True, eq=False)
@@ -286,11 +326,9 @@ class DrawnSamples(RoundDetector):
         return draws if weak is not None and weak() is tensor else ()
 
     def _drawn(self, made: Any, given: list[Any]) -> list[_Draw]:
-        parameters = {numbers[-1] for one in given if (numbers := _numbers(one))}
-        if not parameters or not made.is_floating_point():
-            return []
-        stack = self._core.stack()
-        return [_Draw(stack, _torch.facts_of(made), parameters)] if _is_sample(stack) else []
+        parameters, stack = {numbers[-1] for one in given if (numbers := _numbers(one))}, self._core.stack()
+        is_drawn = parameters and made.is_floating_point() and _is_sample(stack)
+        return [_Draw(stack, _torch.facts_of(made), parameters)] if is_drawn else []
 
     def _used(self, draws: tuple[_Draw, ...], made: Any, given: list[Any]) -> None:
         number = _torch.node_sequence(_torch.grad_fn_of(made))
@@ -326,26 +364,9 @@ class DrawnSamples(RoundDetector):
             return
 
 
-def numbers_below(*nodes: Any, most: int | None = _NODES_BELOW) -> tuple[int, ...]:
-    """Return the numbers of Nodes and of those nearest below them, at most so many; for a leaf, its negative ``id``."""
-    return tuple(_below(nodes, most))
-
-
 def _leaves_near(node: Node) -> list[Any]:
-    found = _below((node,), _NODES_BELOW).values()
+    found = nodes_below((node,), NODES_BELOW).values()
     return [leaf for one in found if (leaf := getattr(one, "variable", None)) is not None]
-
-
-def _below(nodes: tuple[Node, ...], most: int | None) -> dict[int, Any]:
-    waiting, found = collections.deque(nodes), dict[int, Any]()
-    while waiting and (most is None or len(found) < most):
-        one = waiting.popleft()
-        leaf = getattr(one, "variable", None)
-        number = _torch.node_sequence(one) if leaf is None else -id(leaf)
-        if number is not None and number not in found:
-            found[number] = one
-            waiting.extend(child for child, _ in one.next_functions if child is not None)
-    return found
 
 
 def _are_data(cuts: tuple[Cut, ...]) -> None:
@@ -363,11 +384,6 @@ def _name_of(held: _Held, frame: FrameType) -> str | None:
             if best is not None:
                 return best.path
     return None
-
-
-def _is_of_shape_only(op: str) -> bool:
-    """Whether an operation reads only the shape and kind of a tensor."""
-    return op.endswith("_like") or op.startswith("new_")
 
 
 def _numbers(tensor: torch.Tensor) -> list[int]:

@@ -32,8 +32,8 @@ from torch.autograd.graph import Node
 from gradsan import _torch
 from gradsan.detect.meaning.made import Making
 from gradsan.detect.meaning.rounds import RoundDetector
-from gradsan.detect.meaning.terms.constant_terms import SUMS, linear_below
-from gradsan.detect.meaning.terms.cut_terms import ROW, Cut, CutTerms, numbers_below
+from gradsan.detect.meaning.terms.constant_terms import SUMS, linear_below, numbers_below
+from gradsan.detect.meaning.terms.cut_terms import ROW, Cut, CutTerms
 from gradsan.model import Clue, Frame, Site
 from gradsan.record.detector import Run
 from gradsan.record.log import RawStack
