@@ -4,11 +4,12 @@ The graph goes on behind ``round``, ``floor``, ``sign`` or a draw such as ``torc
 passes zeros on. Two faults are reported. Parameters that no backward of the program reaches by another path, whose
 gradient is zero at their optimizer's first step: reported at the end, as a later loss may reach them. And terms of a
 loss, sums of scalars, without another path, while the rest of the loss trains the parameters behind them. A
-straight-through estimate, ``z + (z.round() - z).detach()``, has no such operation in its graph.
+straight-through estimate, ``z + (z.round() - z).detach()``, has no such operation in its graph. Without its ``detach``
+the gradients of ``z`` cancel exactly: reported at once, unless ``q`` in ``z + (q - z)`` is computed from ``z``.
 
 Rows: ``parameter_behind_flat``. Roles: ``parameter`` (``name``; ``values``: ``shape``, ``dtype``, ``device``,
 ``parameters``, their number), ``flat`` (the operation; ``op``). And ``term_is_cut``, as in ``cut_terms.py``, with
-``how``: ``flat``.
+``how``: ``flat``. And ``gradient_cancels``, with the role ``sum`` (where ``z`` is added and subtracted).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from gradsan.record.ledger import site_that_made
 from gradsan.record.log import RawStack
 from gradsan.record.steps import RawBackward, read_backward
 
-PARAMETER = "parameter_behind_flat"
+PARAMETER, CANCELS = "parameter_behind_flat", "gradient_cancels"
 _FLAT = re.compile(r"(Round|Floor|Ceil|Trunc|Sign|Bernoulli|Normal)Backward\d")
 _LEAVES, _TERMS = 4_096, 32
 
@@ -61,6 +62,8 @@ class StoppedGradients(Finder):
         """Check the graph of some rounds of a line that calls backward; as ``on_round`` of the core."""
         backward = read_backward(entry)
         order = walk.engine_order(backward.roots)
+        if entry.accumulates:
+            self._look_at_sums(entry, order)
         flat = [node for node in order if _is_flat(node)]
         if not flat or len(order) >= walk.NODES_WALKED:
             self._feed(walk.leaves_of(order))
@@ -125,6 +128,13 @@ class StoppedGradients(Finder):
                 clues = (Clue("parameter", name=name, values={**facts, "parameters": len(own)}), one.flat)
                 self._report_at(PARAMETER, one.stack, *clues)
 
+    def _look_at_sums(self, entry: RawBackward, order: list[Node]) -> None:
+        for node in order:
+            site = site_that_made(self._core, node, entry.thread) if _cancels(node) else None
+            if site is not None and site.user_frame is not None and site not in self._described:
+                self._described.add(site)
+                self._report_at(CANCELS, entry.stack, Clue("sum", site))
+
     def _look_at_terms(self, entry: RawBackward, roots: Iterable[Node], fed: set[int]) -> None:
         for joined, term in _terms(roots):
             behind = [node for node in walk.each_behind([term]) if _is_flat(node)]
@@ -152,6 +162,22 @@ class StoppedGradients(Finder):
 
 def _is_flat(node: Node) -> bool:
     return _FLAT.fullmatch(node.name()) is not None
+
+
+def _cancels(node: Node) -> bool:
+    """Whether a Node is that of ``z + (q - z)`` or ``z - (z - q)``, and ``q`` is not computed from ``z``."""
+    place = {"AddBackward0": 1, "SubBackward0": 0}.get(node.name())
+    edges = node.next_functions if place is not None else ()
+    pairs = [edges, edges[::-1]] if place == 1 else [edges]
+    for own, (inner, _) in (pair for pair in pairs if len(pair) == 2):
+        if own[0] is None or inner is None or inner.name() != "SubBackward0" or place is None:
+            continue
+        parts = inner.next_functions
+        if len(parts) < 2 or parts[place] != own or any(_torch.saved_number(one, "alpha") != 1 for one in (node, inner)):
+            continue
+        rest = parts[1 - place][0]
+        return rest is None or own[0] not in walk.each_behind([rest], lambda one: not _is_flat(one))
+    return False
 
 
 def _op_of(node: Node) -> str:

@@ -43,6 +43,7 @@ _CAUSES: Mapping[str, Callable[[Failure], Diagnosis | None]] = {
         (gradients.graph_rules, gradients.RULES),
         (unreached.leaf_lost, ("leaf_lost",)),
         (unreached.parameter_not_reached, ("parameter_not_reached",)),
+        (unreached.gradient_cancels, ("gradient_cancels",)),
         (unreached.parameter_behind_flat, ("parameter_behind_flat",)),
         (unreached.graph_grows, ("graph_grows",)),
         (unreached.grad_of_non_leaf, ("grad_of_non_leaf",)),

@@ -248,6 +248,28 @@ def parameter_behind_flat(failure: Failure) -> Diagnosis:
     )
 
 
+def gradient_cancels(failure: Failure) -> Diagnosis | None:
+    """GS421, a warning, for a sum in which a value is added and subtracted: its gradients cancel."""
+    summed = failure.clue("sum")
+    if summed is None:
+        return None
+    return parts.diagnosis(
+        failure,
+        "GS421",
+        "parameter_not_reached",
+        values={},
+        severity="warning",
+        title="title.gradient_cancels",
+        explanation="explanation.gradient_cancels",
+        labels=(
+            *parts.label_of(summed, "created", "label.gradient_cancels", {}),
+            *parts.used(failure, "label.gradient_cancelled", {}),
+        ),
+        tensor=None,
+        fixes=(parts.fix("detach_difference", "changed", {}),),
+    )
+
+
 def graph_grows(failure: Failure) -> Diagnosis:
     """GS422, a warning, for a graph that every round makes longer."""
     grown = failure.clue("grown")
