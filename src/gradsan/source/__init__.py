@@ -54,7 +54,7 @@ _NAMES = {
     "collected": "detach_collected forget_collected",
     "cut_scopes": "context_around is_called_with_graph is_conditional",
     "cuts": "Cut Live find_cuts grad_switched_off takes_cut",
-    "flow": "adds_noise is_of_copy runs_more_often",
+    "flow": "adds_noise is_of_copy runs_more_often unreturned_gradient",
     "gradients": (
         "clears_each_part draws_both graph_for_gradient is_loss_read_elsewhere kept_gradient makes_discrete "
         "reads_gradient_beside reads_gradients wanted_where_bound"

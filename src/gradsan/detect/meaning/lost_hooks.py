@@ -1,8 +1,11 @@
-"""Gradient hooks that are lost with a view: a write gives the view, or its base, a new grad_fn.
+"""Gradient hooks without effect: of a view that is written, or computing a gradient that they do not return.
+
+A write gives a view, or its base, a new grad_fn.
 
 PyTorch leaves the hooks of a view at its Node of when they were registered. Uses of the view after the write
 depend on another Node, so these hooks do not run. Backward calls are only checked while there is such a view.
 
+Row ``hook_result_dropped``: roles ``hook`` (where it was registered; ``name``) and ``computed`` (its line).
 Row: ``hook_lost``. Roles: ``hook`` (where it was registered; ``name`` is the view; ``values``: ``shape``, ``dtype``,
 ``device``), ``written`` (the write; ``op``). The value ``earlier`` of the failure is set where the hook still runs for
 uses of the view before the write.
@@ -14,22 +17,23 @@ import contextlib
 import sys
 import threading
 from dataclasses import dataclass
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
 
-from gradsan import _torch
+from gradsan import _torch, source
 from gradsan.detect.lost_updates import Graph
 from gradsan.graph import naming, walk
-from gradsan.model import Clue, Failure
+from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Finder, Guard, Run
 from gradsan.record.ledger import call_that_made
 from gradsan.record.log import RawStack, RawWrite, logged_writes
 from gradsan.record.patches import Patches, standing
-from gradsan.record.stacks import symbolise
+from gradsan.record.stacks import is_user_file, symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
-ROW = "hook_lost"
+ROW, DROPPED = "hook_lost", "hook_result_dropped"
 _KEPT = 64
 _CALLS_AWAITED = 8
 
@@ -62,6 +66,7 @@ class LostHooks(Finder):
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._waiting: list[_Hooked] = []
+        self._codes = self._notes(set[CodeType]())
 
     def install(self, patches: Patches, guard: Guard) -> None:
         """Watch ``register_hook``."""
@@ -71,6 +76,7 @@ class LostHooks(Finder):
             if not _torch.is_compiling():
                 stack = core.stack(1)
                 guard(lambda: self._remember(args[0], handle, stack))
+                guard(lambda: self._read(args[0], args[1] if len(args) > 1 else None, stack))
 
         patches.set(torch.Tensor, "register_hook", core.listener(register, None, registered))
 
@@ -86,6 +92,21 @@ class LostHooks(Finder):
         for one in self._waiting:
             self._report(one)
         self.forget()
+
+    @_torch.hushed()
+    def _read(self, tensor: torch.Tensor, hook: Any, stack: RawStack) -> None:
+        """Report a hook of the program's whose source computes a new gradient, and returns nothing."""
+        function = hook.__func__ if isinstance(hook, MethodType) else hook
+        code = function.__code__ if isinstance(function, FunctionType) else None
+        if code is None or code in self._codes or not is_user_file(code.co_filename):
+            return
+        self._codes.add(code)
+        at = code.co_filename, code.co_firstlineno, code.co_name, int(function is not hook)
+        if (line := source.unreturned_gradient(*at)) is not None:
+            frame = Frame(code.co_filename, line, code.co_qualname if hasattr(code, "co_qualname") else code.co_name)
+            name = naming.name_of(tensor, sys._getframe(1))
+            clues = Clue("hook", name=name, values=_torch.facts_of(tensor)), Clue("computed", Site((frame,)))
+            self._report_at(DROPPED, stack, *clues)
 
     def _remember(self, tensor: torch.Tensor, handle: Any, stack: RawStack) -> None:
         if type(tensor) not in _torch.PLAIN_TENSORS or tensor._base is None or stack in self._described:

@@ -172,8 +172,8 @@ def _cancels(node: Node) -> bool:
     for own, (inner, _) in (pair for pair in pairs if len(pair) == 2):
         if own[0] is None or inner is None or inner.name() != "SubBackward0" or place is None:
             continue
-        parts = inner.next_functions
-        if len(parts) < 2 or parts[place] != own or any(_torch.saved_number(one, "alpha") != 1 for one in (node, inner)):
+        parts, is_scaled = inner.next_functions, any(_torch.saved_number(one, "alpha") != 1 for one in (node, inner))
+        if is_scaled or len(parts) < 2 or parts[place] != own:
             continue
         rest = parts[1 - place][0]
         return rest is None or own[0] not in walk.each_behind([rest], lambda one: not _is_flat(one))

@@ -125,6 +125,29 @@ def update_lost(failure: Failure) -> Diagnosis | None:
     )
 
 
+def hook_result_dropped(failure: Failure) -> Diagnosis | None:
+    """GS223, a warning, for a hook that computes a gradient and returns nothing."""
+    hook, computed = failure.clue("hook"), failure.clue("computed")
+    if hook is None or computed is None or computed.site is None:
+        return None
+    values = {"name": parts.name_of(hook, "label.the_tensor"), "function": computed.site.frames[-1].function}
+    return parts.diagnosis(
+        failure,
+        "GS223",
+        "hook_lost",
+        values=values,
+        severity="warning",
+        title="title.hook_result_dropped",
+        explanation="explanation.hook_result_dropped",
+        labels=(
+            *parts.label_of(computed, "created", "label.hook_computes", values),
+            *parts.used(failure, "label.hook_registered", values),
+        ),
+        tensor=parts.tensor_of(hook) if hook.name else None,
+        fixes=(parts.fix("return_from_hook", "changed", values),),
+    )
+
+
 def hook_lost(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure whose view has a name: a note where the hook runs for earlier uses of the view."""
     hook, written = failure.clue("hook"), failure.clue("written")
