@@ -99,7 +99,8 @@ _COUNTS = LIST_ADDS | {"backward", "extend"}
 class SecondName:
     """Another name of a written tensor: ``name``, bound at the line ``bound`` and read at the line ``read``.
 
-    ``kind`` is ``name`` where both names are read after the write, as if they were two values, ``result`` where the
+    ``kind`` is ``name`` where both names are read after the write, as if they were two values, ``compared`` where one
+    is subtracted from the other or compared with it, ``result`` where the
     second is the result of an in-place method (``noisy = clean.add_(noise)``), ``list`` where each iteration of a loop
     adds the value to the list ``name``, ``returned`` where one function has returned it twice, and ``argument`` where
     the line ``bound`` passes it to a function that writes into it. ``gradient`` is a gradient that a later backward
@@ -108,7 +109,7 @@ class SecondName:
     """
 
     name: str
-    kind: Literal["name", "result", "list", "argument", "returned", "gradient"]
+    kind: Literal["name", "compared", "result", "list", "argument", "returned", "gradient"]
     bound: int
     read: int
     value: Span | None
@@ -209,8 +210,10 @@ def _by_name(statement: Statement, written: str, scope: ScopeNode, statements: l
             if read is None:
                 continue
             later = (one for one in statements if one.lineno == read)
-            if _is_of_round(statement, alias, given) or any(are_compared(one, written, other) for one in later):
-                return SecondName(other, "name", alias.lineno, read, statement.source.span(alias.value))
+            is_compared = any(are_compared(one, written, other) for one in later)
+            if is_compared or _is_of_round(statement, alias, given):
+                kind: Literal["compared", "name"] = "compared" if is_compared else "name"
+                return SecondName(other, kind, alias.lineno, read, statement.source.span(alias.value))
     return None
 
 

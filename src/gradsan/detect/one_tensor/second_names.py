@@ -70,7 +70,7 @@ class SecondNames(Finder):
         by_stack: dict[Any, list[RawWrite]] = collections.defaultdict(list)
         for raw in logged_writes(self._core, self._read_to):
             self._read_to = max(self._read_to, raw.clock)
-            if raw.stack not in self._seen and raw.kind not in QUIET_KINDS and not raw.is_parameter and raw.storage:
+            if raw.stack not in self._seen and raw.kind not in QUIET_KINDS and raw.storage:
                 by_stack[raw.stack].append(raw)
         found = [(stack, one) for stack, raws in by_stack.items() for one in self._judge(entry, raws)]
         # In the first round there is no earlier result yet.
@@ -117,7 +117,11 @@ class SecondNames(Finder):
         if not is_of_program(stack):
             return
         found = _second_name(raws) if _may_have_second_name(stack) else None
-        found = found or _argument(last) or _returned(last) or _collected(raws, sys._getframe(1))
+        if last.is_parameter:
+            # ``w = self.weight`` names a parameter to update it; only a difference of both shows that a copy was meant.
+            found = found if found is not None and found.second.kind == "compared" else None
+        else:
+            found = found or _argument(last) or _returned(last) or _collected(raws, sys._getframe(1))
         if found is None:
             return
         is_held = _is_held(found.second.name, last.storage, sys._getframe(1))
@@ -146,7 +150,7 @@ class _Found(NamedTuple):
     function: str | None = None
 
 
-_ROW_OF = {"name": NAMED, "result": NAMED, "list": LISTED, "argument": GIVEN, "returned": RETURNED}
+_ROW_OF = {"name": NAMED, "compared": NAMED, "result": NAMED, "list": LISTED, "argument": GIVEN, "returned": RETURNED}
 
 
 def _second_name(raws: list[RawWrite]) -> _Found | None:

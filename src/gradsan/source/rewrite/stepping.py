@@ -8,6 +8,7 @@ from gradsan.model import Frame, Lines
 from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import statement_at
 from gradsan.source.rewrite.moving import is_whole_lines, names_bound, names_read
+from gradsan.source.tree import SourceFile
 
 
 def backward_to_its_step(backward: Frame) -> Lines:
@@ -15,7 +16,8 @@ def backward_to_its_step(backward: Frame) -> Lines:
 
     Where one block clears, steps, and then runs its first backward, which no other step follows. What stands in between
     (an average, a projection) is meant for after the step, so the backward moves; unless it computes the loss. Or where
-    an ``if`` of that block steps and clears: the backward accumulates, and goes before it.
+    an ``if`` of that block steps and clears: the backward accumulates, and goes before it. Or where backwards of others
+    that clear and step stand in between.
     """
     statement = statement_at(backward)
     if statement is None:
@@ -28,6 +30,8 @@ def backward_to_its_step(backward: Frame) -> Lines:
     at, owners = block.index(node), [_method_of(one) for one in block]
     step = next((index for index in range(at - 1, -1, -1) if _steps(block[index])), None)
     runs = [index for index, one in enumerate(block) if any(map(_is_backward, ast.walk(one)))]
+    if runs[:1] != [at] and (empty := _step_without_backward(block, runs, at)) is not None:
+        return _put_before(source, block, empty, node)
     if step is None or runs[:1] != [at] or any(owner & _steps(block[step]) for owner in map(_steps, block[at:])):
         return ()
     end = at + 1
@@ -56,6 +60,42 @@ def backward_to_its_step(backward: Frame) -> Lines:
     changes = {line: "" for span in spans for line in range(span.line, span.end_line + 1)}
     changes[place] = f"{source.lines[place - 1]}\n{text}"
     return tuple((source.file, line, changed) for line, changed in sorted(changes.items()))
+
+
+def _step_without_backward(block: list[ast.stmt], runs: list[int], at: int) -> int | None:
+    """The one step of the block that runs after its ``zero_grad()`` without a backward; that at ``at`` has no step.
+
+    None where another optimizer steps in between that has not cleared since: it would take both gradients.
+    """
+    calls = [_method_of(one) for one in block]
+    steps = [index for index, (name, _) in enumerate(calls) if name == "step"]
+    cleared = {
+        step: max((index for index in range(step) if calls[index] == ("zero_grad", calls[step][1])), default=-1)
+        for step in steps
+    }
+    empty = [step for step in steps if cleared[step] >= 0 and not any(cleared[step] < run < step for run in runs)]
+    if len(empty) != 1 or not empty[0] < at or runs[-1] != at or any(step > at for step in steps):
+        return None
+    others = [step for step in steps if step != empty[0]]
+    if any(calls[step][1] == calls[empty[0]][1] for step in others):
+        return None
+    return empty[0] if all(cleared[step] > empty[0] or step < empty[0] for step in others) else None
+
+
+def _put_before(source: SourceFile, block: list[ast.stmt], place: int, moved: ast.stmt) -> Lines:
+    """The changed lines that put a statement of the block before another; none where it reads what is bound between."""
+    between = block[place : block.index(moved)]
+    if names_bound(between) & names_read([moved]) or not all(
+        is_whole_lines(source, one) for one in (block[place], moved)
+    ):
+        return ()
+    first, own = source.span(block[place]).line, source.span(moved)
+    text = "\n".join(source.lines[own.line - 1 : own.end_line])
+    changes = dict.fromkeys(range(own.line, own.end_line + 1), "")
+    return (
+        (source.file, first, f"{text}\n{source.lines[first - 1]}"),
+        *((source.file, *one) for one in changes.items()),
+    )
 
 
 def _steps(node: ast.stmt) -> set[str]:

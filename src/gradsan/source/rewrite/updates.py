@@ -55,7 +55,7 @@ def under_no_grad(frame: Frame) -> Change | None:
 def _second_name_copied(frame: Frame, written: str | None) -> list[Edit]:
     """``w_old = w.detach().clone()`` for ``w_old = w``, where both are read after the write as if they were two."""
     second = None if written is None else second_name(frame, written)
-    if second is None or second.kind != "name" or second.value is None:
+    if second is None or second.kind not in ("name", "compared") or second.value is None:
         return []
     return [Edit.insert(second.value.end_line, second.value.end_column, ".detach().clone()")]
 
