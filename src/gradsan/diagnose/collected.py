@@ -302,6 +302,8 @@ def anew_or_cut(once: BuiltOnce) -> tuple[Fix, ...]:
     holder = _holder_bound(once)
     is_cached = any(one.function.endswith("__init__") or source.is_filled_once(one) for one in once.made)
     is_stored = ("[" in once.name and holder is None and not is_cached) or _taken_out(once) is not None
+    # What a loop has filled by parts, of networks that this loss trains anyway: a rollout.
+    is_stored = is_stored or (once.is_trained and bound_at is not None and source.reads_filled(bound_at))
     if once.is_nobodys or is_stored or (bound_at is None and "." in once.name and holder is not None):
         # A part of a batch or a rollout, whose data would be computed again, too; or what a method has stored.
         return *without, again

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gradsan.source.locate import *
     from gradsan.source.modules import *
     from gradsan.source.reuse import *
+    from gradsan.source.rewrite.filled import *
     from gradsan.source.rewrite.finite import *
     from gradsan.source.rewrite.functions import *
     from gradsan.source.rewrite.given import *
@@ -71,7 +72,7 @@ _NAMES = {
     "reuse": (
         "SecondName argument_read_later collected_result copy_second_name is_made_in_round read_as_before second_name"
     ),
-    "rewrite.filled": "detach_behind_loop",
+    "rewrite.filled": "detach_behind_loop reads_filled",
     "rewrite.finite": "FiniteForm finite_forms",
     "rewrite.functions": (
         "bind_early copy_saved_early earlier_reads gradients_for_inputs kept_on_context mark_dirty "
