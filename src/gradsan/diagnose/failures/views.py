@@ -263,9 +263,12 @@ def _fixes(failure: Failure, purpose: str, values: Mapping[str, object]) -> tupl
     frame = failure.site.user_frame
     # Bound to the name of the leaf, the result would be computed from again in the next round.
     is_repeated = frame is not None and source.runs_again_on_result(frame, _op(failure))
-    if purpose == "computation" and (is_repeated or not any(one.lines for one in new)) and _is_taken(failure):
+    if purpose == "computation" and _is_taken(failure):
         lines = statements.changed(failure, lambda frame: source.result_out_of_place(frame, _op(failure)))
-        new = (parts.fix("out_of_place", "preserved", values, lines=lines),)
+        alone = (parts.fix("out_of_place", "preserved", values, lines=lines),)
+        # A leaf that an optimizer is given later must stay one.
+        is_alone = is_repeated or not any(one.lines for one in new)
+        new = alone if is_alone else (*new, *(one for one in alone if one.lines))
     if purpose == "update":
         frame, target = failure.site.user_frame, failure.clue("target")
         # Noise beside an update by gradients may also be added to a new tensor, as long as nothing trains the old one.
