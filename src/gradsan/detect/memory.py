@@ -25,6 +25,8 @@ from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import symbolise
 
 _WRITES_OF_A_STORAGE = 64
+_GIVES_MEMORY = "set_"
+"""Gives its tensor the memory of another one, and writes to none: fake tensors are made so, from a cache of shapes."""
 _COLLECTIVES = {"all_reduce": 0, "broadcast": 0, "reduce": 0, "scatter": 0, "all_to_all_single": 0, "recv": 0}
 
 
@@ -118,7 +120,9 @@ class Uncounted(Detector):
     def writes(self) -> dict[int, list[RawWrite]]:
         """Return the logged writes to bypassed storages, each younger than the first bypass."""
         last = self._read_up_to
-        fresh = [raw for raw in logged_writes(self._core, last) if raw.storage in self.bypasses]
+        fresh = [
+            raw for raw in logged_writes(self._core, last) if raw.storage in self.bypasses and raw.op != _GIVES_MEMORY
+        ]
         self._read_up_to = self._core.clock
         for raw in fresh:
             opened = self.bypasses.get(raw.storage)

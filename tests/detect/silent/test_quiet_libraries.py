@@ -1,4 +1,4 @@
-"""Right programs with leaves that an installed package keeps for itself (GS423): not a warning, in either mode."""
+"""Right programs with leaves that an installed package keeps for itself (GS423), or that torch traces: no warning."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 
 import gradsan
 from cases import each
+from quiet_programs import warnings_about
 from gradsan.record.recorder import recorder
 
 LIBRARY = """
@@ -59,3 +60,25 @@ def test_not_a_warning(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     thread.join()
     monkeypatch.delitem(sys.modules, "copies", raising=False)
     assert [(one.code, one.severity) for one in watched.diagnoses if one.severity != "note"] == []
+
+
+def backward_traced_on_fake_tensors() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def forward(weight: torch.Tensor, given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = torch.relu(given @ weight)
+        return hidden.view(-1, 4) @ weight, hidden
+
+    def gradients(weight: torch.Tensor, given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        out, hidden = traced(weight, given)
+        return torch.autograd.grad(out.sum(), [weight, hidden])
+
+    values = torch.randn(4, 4, requires_grad=True), torch.randn(2, 3, 4)
+    traced = make_fx(forward, tracing_mode="fake", _allow_non_fake_inputs=True)(*values)
+    for _ in range(3):
+        make_fx(gradients, tracing_mode="fake", _allow_non_fake_inputs=True)(*values)
+
+
+@pytest.mark.parametrize("mode", ["watch", "deep"])
+def test_a_view_made_anew_from_a_cache_of_shapes_writes_nothing(mode: str) -> None:
+    assert warnings_about([backward_traced_on_fake_tensors], mode) == {}
