@@ -122,10 +122,12 @@ class MissingGradients(Detector):
         # A program may make one optimizer per task: no finding for the first one says nothing about the later ones.
         self._looks[stack] += 1
         site = symbolise(stack)
-        counts = {"missing": len(missing), "total": len(held)}
+        counts = {"missing": len(missing), "total": len(held), "frozen": int(is_frozen)}
         name = type(optimizer).__name__
         replaced = [] if is_frozen else self._replaced(optimizer, held, missing, frame)
         clues = [Clue("holder", site, name=name)]
+        if is_frozen and (made := self._made(optimizer)) is not None:
+            clues.append(Clue("made", Site((made,)), name=name))
         is_all = len(missing) == len(held)
         if lost := self._lost_among(replaced):
             self._report_lost(optimizer, lost, counts, site, clues)

@@ -106,7 +106,10 @@ def _diagnose(evidence: Evidence) -> tuple[Diagnosis, ...]:
 
 
 def _without_consequences(found: tuple[Diagnosis, ...]) -> tuple[Diagnosis, ...]:
-    """``found`` without optimizers that have no gradients (GS421), where another finding shows who cleared them."""
+    """``found`` without optimizers that have no gradients (GS421), where another finding shows why.
+
+    It shows who cleared them, or what was put into the model after an optimizer of frozen tensors had been made.
+    """
     starved = {
         (one.tensor and one.tensor.name, label.frame.file, label.frame.line)
         for one in found
@@ -114,15 +117,20 @@ def _without_consequences(found: tuple[Diagnosis, ...]) -> tuple[Diagnosis, ...]
         for label in one.labels
         if label.role == "note"
     }
+    made = {place for one in found if one.cause == "parameter_without_optimizer" for place in _created(one)}
 
     def is_consequence(one: Diagnosis) -> bool:
         # Several optimizers may step in one line: match the tensor that both findings name, and one optimizer alone.
         name = one.tensor and one.tensor.name
         used = {(name, label.frame.file, label.frame.line) for label in one.labels if label.role == "used"}
         is_starved = one.cause == "parameter_not_reached" and one.severity == "warning" and one.count == 1
-        return is_starved and bool(used & starved)
+        return is_starved and bool(used & starved or _created(one) & made)
 
     return tuple(one for one in found if not is_consequence(one))
+
+
+def _created(one: Diagnosis) -> set[tuple[str, int]]:
+    return {(label.frame.file, label.frame.line) for label in one.labels if label.role == "created"}
 
 
 def _with_shared_writes(found: tuple[Diagnosis, ...]) -> tuple[Diagnosis, ...]:

@@ -80,6 +80,10 @@ class Evidence:
             if not self._feeds_trained(leaf):
                 return "left_out_end"
             return "left_out_chosen" if self._are_chosen(others) else "left_out"
+        frozen = [] if top is None else [one for one in top.parameters() if id(one) in self._owned]
+        made = max((one.clock for one in self._owners(frozen)), default=None)
+        if made is not None and all(self._making.is_late(one, made) for one in others):
+            return "late_frozen"
         found = self._meeting(leaf)
         if found is None:
             return None

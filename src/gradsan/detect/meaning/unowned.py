@@ -9,6 +9,7 @@ head alone is trained, adapters, a discriminator), so one kind of evidence again
                   to be trained
 ``remade``        every forward makes it anew, and those of before are gone; nobody reads a ``.grad``
 ``late``          a module got it after the optimizer was made, and all others of the model are trained
+``late_frozen``   a module got it after the optimizer was made, and all that the optimizer has is frozen
 ``unfrozen``      it did not require a gradient when training began, and does now, beside trained parts of its model,
                   whose optimizers are still those of then
 ``left_out``      a small part of a model, with all its module has, stands between trained parts
@@ -50,7 +51,18 @@ from gradsan.record.steps import RawBackward, read_backward
 ROW = "parameter_without_optimizer"
 _LATEST, _ROUNDS_PASSED, _SHOWN, _LINES = 512, 2, 3, 4
 _STRENGTH = (
-    *("run_out", "instead", "remade", "unregistered", "late", "unfrozen", "left_out", "alone", "criterion"),
+    *(
+        "run_out",
+        "instead",
+        "remade",
+        "unregistered",
+        "late",
+        "late_frozen",
+        "unfrozen",
+        "left_out",
+        "alone",
+        "criterion",
+    ),
     *("unregistered_one", "left_out_end", "left_out_chosen", "own_term"),
 )
 
@@ -118,10 +130,13 @@ class Unowned(Finder):
 
             self._frozen |= {id(one): (_torch.weak_tensor(one), entry.clock) for one in frozen_beside(owned)}
         strangers = [one for one in reversed(leaves) if id(one) not in owned and self._is_eligible(one)]
-        if strangers and any(id(one) in trained for one in leaves):
-            fresh = [one for one in strangers if id(one) not in self._candidates]
-            if fresh:
-                self._meet(entry, order, fresh, owned)
+        fresh = [one for one in strangers if id(one) not in self._candidates]
+        if not any(id(one) in trained for one in leaves):
+            fresh = (
+                [one for one in fresh if self._making.late(one) is not None] if any(map(_is_frozen, stepped)) else []
+            )
+        if fresh:
+            self._meet(entry, order, fresh, owned)
         elif strangers and self._instead is None and owned.isdisjoint(map(id, leaves)):
             self._instead = self._steps_instead(entry)
             if self._instead is not None:
@@ -241,3 +256,7 @@ class Unowned(Finder):
             optimizer, where = stepped[-1]
             clues.append(Clue("holder", symbolise(where.stack), name=type(optimizer).__name__))
         self._report_at(ROW, same[0].line, *clues)
+
+
+def _is_frozen(optimizer: Optimizer) -> bool:
+    return not any(one.requires_grad for one in _torch.parameters_of(optimizer))

@@ -62,9 +62,8 @@ def _where_held(failure: Failure, name: str, values: Mapping[str, object]) -> tu
 
 
 def _way(evidence: str) -> str:
-    return (
-        evidence if evidence in ("remade", "unregistered", "late", "unfrozen", "run_out", "instead") else "parameters"
-    )
+    own = ("remade", "unregistered", "late", "unfrozen", "run_out", "instead")
+    return evidence if evidence in own else "late" if evidence == "late_frozen" else "parameters"
 
 
 def thrown_away(failure: Failure) -> Diagnosis | None:

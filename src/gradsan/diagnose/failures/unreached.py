@@ -59,6 +59,7 @@ def parameter_not_reached(failure: Failure) -> Diagnosis:
         return _read_past_graph(failure, read, {**values, "read": read.name}, _tensor(parameter))
     where = _where_left_out(failure.clues_of("parameter"))
     cuts, used = _cuts(failure)
+    is_frozen = bool(counts.get("frozen"))
     is_off = any(one.message.key == "label.gradients_off" for one in where)
     how = Message("help.use_it_how", values)
     recorded = Fix("undo_no_grad", "changed", Message("help.cut_no_grad"), how_changed=how)
@@ -68,12 +69,27 @@ def parameter_not_reached(failure: Failure) -> Diagnosis:
         "parameter_not_reached",
         values=values,
         severity="warning" if is_all else "note",
-        explanation=None if is_all else "explanation.parameter_never_reached",
-        labels=(*where, *_where_cut(cuts), *parts.used(failure, "label.not_reached_step", values)),
+        explanation=_explanation(is_all, is_frozen),
+        labels=(
+            *parts.label_of(failure.clue("made"), "created", "label.optimizer_made_of_frozen", values),
+            *where,
+            *_where_cut(cuts),
+            *parts.used(failure, "label.not_reached_step", values),
+        ),
         tensor=_tensor(parameter),
-        fixes=(*_with_graph(cuts, used), *((recorded,) if is_off else ()), parts.fix("use_it", "changed", values)),
+        fixes=(
+            *_with_graph(cuts, used),
+            *((recorded,) if is_off else ()),
+            parts.fix("use_it", "changed", values, summary="help.use_frozen" if is_frozen else "help.use_it"),
+        ),
         notes=_others(failure.clues_of("parameter"), 0 if parameter is None else parameter.count("missing")),
     )
+
+
+def _explanation(is_all: bool, is_frozen: bool) -> str | None:
+    if is_frozen:
+        return "explanation.parameter_frozen"
+    return None if is_all else "explanation.parameter_never_reached"
 
 
 def _cuts(failure: Failure) -> tuple[tuple[source.Cut, ...], tuple[Frame, ...]]:
