@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from quiet_programs import warnings_about
 
 import gradsan
 from cases import each
-from quiet_programs import warnings_about
 from gradsan.record.recorder import recorder
 
 LIBRARY = """
