@@ -70,6 +70,9 @@ def carried_names(frame: Frame, round_at: Frame | None = None) -> list[Carried]:
     across = _across_rounds(statement, loops)
     for name, bound in [*_within_comprehensions(statement), *across, *_across_methods(statement)]:
         found.setdefault((name, bound), Carried(name, node.lineno, _frame_of(source, bound, frame)))
+    for before in [] if found else _rebinding(statement):
+        earlier = carried_names(_frame_of(source, before, frame), round_at)
+        found |= {(one.name, before): one for one in earlier if one.name in assigned_names(before)}
     reading_order = consumed_names(node)
     return sorted(found.values(), key=lambda carried: reading_order.index(carried.name))
 
@@ -104,6 +107,30 @@ def _across_rounds(statement: Statement, loops: set[ast.AST]) -> Iterator[tuple[
                     bindings = [one for one in bindings_of(definition.statement) if one.name == key]
                     if any(_carries_graph(source, binding) for binding in bindings):
                         yield name, definition.statement
+
+
+def _rebinding(statement: Statement) -> Iterator[ast.stmt]:
+    """What stands between a round and the value that it is given: ``h = repackage(h)`` before ``rnn(x, h)``."""
+    function = statement.function
+    body = statement.source.module.body if function is None or isinstance(function, ast.Lambda) else function.body
+    state = reaching(body, statement.node)
+    for name in _names_of_values(statement.node):
+        bound = [one.statement for one in state.get(name, ()) if not one.carried and one.statement is not None]
+        if len(bound) == 1 and bound[0] is not statement.node and name in consumed_names(bound[0]):
+            given = [one for one in bindings_of(bound[0]) if one.name == name]
+            if (
+                given
+                and all(_carries_graph(statement.source, one) for one in given)
+                and not _calls_cut(statement, bound[0])
+            ):
+                yield bound[0]
+
+
+def _calls_cut(statement: Statement, node: ast.stmt) -> bool:
+    """Whether a function of the file that a statement calls detaches something."""
+    called = {leaf_name(one.func) for one in header_nodes(node) if isinstance(one, ast.Call)}
+    functions = [one for one in statement.source.nodes if isinstance(one, ast.FunctionDef) and one.name in called]
+    return any(leaf_name(one) in CUTTING for function in functions for one in ast.walk(function))
 
 
 def _across_methods(statement: Statement) -> Iterator[tuple[str, ast.stmt]]:

@@ -272,14 +272,20 @@ def _argument_bounds(
     return None
 
 
-def add_keyword(frame: Frame, keyword: str, value: str) -> Change | None:
+def add_keyword(frame: Frame, keyword: str, value: str, instead_of: str | None = None) -> Change | None:
     """The line of ``frame``, a call, with ``keyword=value`` after its arguments; None where it may pass it already.
 
-    None, too, where the last argument is followed by a comma or the call has no parentheses.
+    Unless it passes ``instead_of``, which the value then replaces. None, too, where the last argument
+    is followed by a comma or the call has no parentheses.
     """
     found = expression_at(frame)
     call = None if found is None else found.node
-    if found is None or not isinstance(call, ast.Call) or any(one.arg in (keyword, None) for one in call.keywords):
+    if found is None or not isinstance(call, ast.Call):
+        return None
+    given = [one.value for one in call.keywords if one.arg in (keyword, None)]
+    if len(given) == 1 and found.source.text(given[0]) == instead_of:
+        return edited(found.source, [Edit(found.source.span(given[0]), value)], keyword)
+    if given:
         return None
     span = found.span
     line = found.source.lines[span.end_line - 1][: span.end_column - 1]

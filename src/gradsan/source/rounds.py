@@ -393,7 +393,7 @@ def backward_of_sum(first: Frame, second: Frame) -> Lines:
 
 def keep_graph(frame: Frame) -> Change | None:
     """The line of ``frame``, a call of ``backward`` or ``grad``, with ``retain_graph=True``; None if it is there."""
-    return add_keyword(frame, "retain_graph", "True")
+    return add_keyword(frame, "retain_graph", "True", instead_of="False")
 
 
 def _plain_loss(call: Expression) -> str | None:

@@ -70,7 +70,8 @@ def _fixes(facts: Facts) -> tuple[Fix, ...]:
     used_at = facts.conflict.use.site.user_frame
     slipped = () if used_at is None else source.backward_to_its_step(used_at)
     if slipped:
-        return (Fix.worded("help.step_behind_backward", {}, slipped), *cut, *again)
+        # Whatever else makes the backward run, its gradients are cleared before a step uses them.
+        return (Fix.worded("help.step_behind_backward", {}, slipped),)
     if all(update.kind != "step" for update in facts.updates):
         after = (*fixes.update_after_backward(facts), *fixes.copy_within_forward(facts))
         if not after and _is_of_forward(facts):

@@ -175,6 +175,8 @@ def _shared(case: _Case) -> Diagnosis:
         # Each backward has an optimizer of its own, whose gradients are cleared before it.
         kept = replace(_keep_graph(case), meaning="changed", how_changed=Message(TRAINED_BY_BOTH, values))
         return _diagnosis(case, SHARED, (*cut, kept))
+    if freed is not None and source.has_keyword(freed, "create_graph"):
+        return _diagnosis(case, SHARED, (_keep_graph(case),))  # a gradient, which a loss computes with
     joined = source.backward_of_sum(freed, needed) if freed is not None and needed is not None else ()
     return _diagnosis(case, SHARED, (parts.fix("sum_losses", "preserved", values, lines=joined), _keep_graph(case)))
 

@@ -95,6 +95,8 @@ def with_candidates(diagnosis: Diagnosis) -> Diagnosis:
 
 
 def _with_candidates(diagnosis: Diagnosis) -> Diagnosis:
+    if any(one.kind == "step_behind_backward" and one.lines for one in diagnosis.fixes):
+        return diagnosis  # what keeps the training keeps a step that uses no gradient
     found: list[Fix] = []
     for suggest in _SUGGESTERS:
         try:

@@ -7,7 +7,8 @@ import ast
 from gradsan.model import Frame, Lines
 from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import statement_at
-from gradsan.source.rewrite.moving import is_whole_lines, names_bound, names_read
+from gradsan.source.rewrite.given import networks_of
+from gradsan.source.rewrite.moving import functions_of, is_whole_lines, names_bound, names_read
 from gradsan.source.tree import SourceFile
 
 
@@ -30,7 +31,7 @@ def backward_to_its_step(backward: Frame) -> Lines:
     at, owners = block.index(node), [_method_of(one) for one in block]
     step = next((index for index in range(at - 1, -1, -1) if _steps(block[index])), None)
     runs = [index for index, one in enumerate(block) if any(map(_is_backward, ast.walk(one)))]
-    if runs[:1] != [at] and (empty := _step_without_backward(block, runs, at)) is not None:
+    if runs[:1] != [at] and (empty := _step_without_backward(source, block, runs, at)) is not None:
         return _put_before(source, block, empty, node)
     if step is None or runs[:1] != [at] or any(owner & _steps(block[step]) for owner in map(_steps, block[at:])):
         return ()
@@ -62,24 +63,47 @@ def backward_to_its_step(backward: Frame) -> Lines:
     return tuple((source.file, line, changed) for line, changed in sorted(changes.items()))
 
 
-def _step_without_backward(block: list[ast.stmt], runs: list[int], at: int) -> int | None:
-    """The one step of the block that runs after its ``zero_grad()`` without a backward; that at ``at`` has no step.
+def _step_without_backward(source: SourceFile, block: list[ast.stmt], runs: list[int], at: int) -> int | None:
+    """The one step of the block that runs after its ``zero_grad()`` without a backward, if no step uses that at ``at``.
 
     None where another optimizer steps in between that has not cleared since: it would take both gradients.
     """
     calls = [_method_of(one) for one in block]
     steps = [index for index, (name, _) in enumerate(calls) if name == "step"]
+    clearing = [_cleared_by(source, node) for node in block]
     cleared = {
-        step: max((index for index in range(step) if calls[index] == ("zero_grad", calls[step][1])), default=-1)
+        step: max(
+            (index for index in range(step) if not clearing[index].isdisjoint(_owners(source, calls[step][1]))),
+            default=-1,
+        )
         for step in steps
     }
     empty = [step for step in steps if cleared[step] >= 0 and not any(cleared[step] < run < step for run in runs)]
-    if len(empty) != 1 or not empty[0] < at or runs[-1] != at or any(step > at for step in steps):
+    if len(empty) != 1 or not empty[0] < at or any(cleared[step] < at < step for step in steps):
         return None
     others = [step for step in steps if step != empty[0]]
     if any(calls[step][1] == calls[empty[0]][1] for step in others):
         return None
     return empty[0] if all(cleared[step] > empty[0] or step < empty[0] for step in others) else None
+
+
+def _owners(source: SourceFile, optimizer: str) -> set[str]:
+    """The optimizer, and its network, if it has one alone: ``net.zero_grad()`` clears the same."""
+    networks = networks_of(source, optimizer)
+    return {optimizer, *(networks if len(networks) == 1 else ())}
+
+
+def _cleared_by(source: SourceFile, node: ast.stmt) -> set[str]:
+    """Whose gradients a statement clears, or a function of the file without arguments that it calls."""
+    name, owner = _method_of(node)
+    if name == "zero_grad":
+        return {owner}
+    call = node.value if isinstance(node, ast.Expr) else None
+    called = None
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args:
+        called = functions_of(source).get(call.func.id)
+    inner = [] if called is None else [_method_of(one) for one in called.body]
+    return {owner for name, owner in inner if name == "zero_grad"}
 
 
 def _put_before(source: SourceFile, block: list[ast.stmt], place: int, moved: ast.stmt) -> Lines:
