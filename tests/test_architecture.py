@@ -44,8 +44,10 @@ EXCEPTIONS = {
     ("detect.meaning.callers_values", "source"),
     *((f"detect.meaning.{name}", "source") for name in ("changed_again", "changed_arrays", "reused_inputs")),
     *((f"detect.one_tensor.{name}", "source") for name in ("kept_states", "own_operands", "second_names")),
-    # So does whether gradients are read by hand, a hook returns one, a term was cut off, or parameters were chosen by name.
-    *((f"detect.meaning.{name}", "source") for name in ("evidence", "lost_hooks", "terms.cut_terms", "terms.lost_terms")),
+    # So does whether gradients are read by hand, a term was cut off, or parameters were chosen by name.
+    # And whether a hook computes a gradient that it does not return.
+    *((f"detect.meaning.{name}", "source") for name in ("evidence", "terms.cut_terms", "terms.lost_terms")),
+    ("detect.meaning.lost_hooks", "source"),
     ("detect.one_tensor.kept_references", "source"),
     ("detect.kept_gradients", "source"),
     # Failures keep what the source of a frame says: the variable of an index, the operand of a statement.

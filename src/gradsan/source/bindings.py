@@ -118,11 +118,8 @@ def _rebinding(statement: Statement) -> Iterator[ast.stmt]:
         bound = [one.statement for one in state.get(name, ()) if not one.carried and one.statement is not None]
         if len(bound) == 1 and bound[0] is not statement.node and name in consumed_names(bound[0]):
             given = [one for one in bindings_of(bound[0]) if one.name == name]
-            if (
-                given
-                and all(_carries_graph(statement.source, one) for one in given)
-                and not _calls_cut(statement, bound[0])
-            ):
+            carries = bool(given) and all(_carries_graph(statement.source, one) for one in given)
+            if carries and not _calls_cut(statement, bound[0]):
                 yield bound[0]
 
 
