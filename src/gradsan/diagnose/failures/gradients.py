@@ -15,14 +15,14 @@ and the suggestions; details of a failure come from its clues.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts, statements
 from gradsan.diagnose.needs import op_name
-from gradsan.model import Clue, Diagnosis, Failure, Fix, Lines, Message, NamedTensor, Severity
+from gradsan.model import Clue, Diagnosis, Failure, Fix, Lines, Message, NamedTensor, Severity, Site
 
 
 def gradient_kept(failure: Failure) -> Diagnosis | None:
@@ -122,6 +122,33 @@ def update_lost(failure: Failure) -> Diagnosis | None:
             parts.fix("leave_create_graph", "preserved", values),
         ),
         notes=(Message("note.more_leaves_updated", values),) if values["others"] else (),
+    )
+
+
+def gradient_ignored(failure: Failure) -> Diagnosis | None:
+    """GS410, a warning, for a custom backward that does not use the gradient it is given."""
+    applied, backward = failure.clue("applied"), failure.clue("backward")
+    if applied is None or backward is None:
+        return None
+    values, frame = {"name": applied.name or "?"}, backward.user_frame
+    while frame is not None and (source.source_line(frame.file, frame.line) or "").lstrip().startswith("@"):
+        frame = replace(frame, line=frame.line + 1)
+    backward = backward if frame is None else replace(backward, site=Site((frame,)))
+    return parts.diagnosis(
+        failure,
+        "GS410",
+        "custom_backward_returns",
+        values=values,
+        severity="warning",
+        title="title.gradient_ignored",
+        explanation="explanation.gradient_ignored",
+        labels=(
+            *parts.label_of(backward, "created", "label.gradient_not_read", values),
+            *parts.label_of(applied, "note", "label.function_applied", values),
+            *parts.used(failure, "label.gradient_not_passed", values),
+        ),
+        tensor=None,
+        fixes=(parts.fix("multiply_by_gradient", "changed", values),),
     )
 
 
