@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "bindings": (
-        "Carried binding_of binds_result bound_name carried_names method_receiver passed_for_own returns_argument "
-        "taken_for_own takes_result"
+        "Carried binding_of binds_result bound_name carried_names drops_result method_receiver passed_for_own "
+        "returns_argument taken_for_own takes_result"
     ),
     "calls": (
         "alias_of called_as_hook called_expression callers_expression clone_given clone_handed_out dies_with_call "

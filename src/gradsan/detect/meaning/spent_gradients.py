@@ -14,6 +14,7 @@ is one; ``values``: ``shape``, ``dtype``, ``device``, ``leaves``, ``is_refilled`
 ``clip_without_effect``. Roles: ``clip`` (the call;
 ``values``: ``kind``, ``empty`` where there was nothing to clip, ``run_out`` where it was given an exhausted
 generator, ``spent`` where it came after the step, ``of_last_step`` where the step that follows is for others,
+``dropped`` where it made a tensor that nothing takes,
 ``others`` where no optimizer has what it was given, ``scaled`` where a ``GradScaler`` unscales later), ``stepped``.
 """
 
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.autograd.graph import Node
 
-from gradsan import _torch
+from gradsan import _torch, source
 from gradsan.detect.kept_gradients import program_reads_gradients
 from gradsan.detect.meaning.clip_calls import CLEARS, Clearing, ClipCalls
 from gradsan.detect.meaning.forgotten_steps import ForgottenSteps
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 THROWN, CLIPPED = "gradient_thrown_away", "clip_without_effect"
 _NO_READ = CLEARS | {"detach", "detach_", "requires_grad_", "_amp_foreach_non_finite_check_and_unscale_"}
 _HOOKED = "BackwardHookFunctionBackward"
+_OUT_OF_PLACE = frozenset({"clamp", "clip", "clamp_min", "clamp_max", "nan_to_num"})
 _ROUNDS_WITHOUT_STEP = 16
 
 
@@ -72,6 +74,7 @@ class SpentGradients(RoundDetector):
         self._gradients: list[_Gradient] = []
         self._storages: set[int] = set()
         self._is_read = self._is_clipped = False
+        self._dropped: dict[RawStack, str] = {}
         self._refilled: list[tuple[int, frozenset[int]]] = []
         self._used = self._notes(set[Hashable]())
         self._unstepped = self._notes(dict[Hashable, Clearing]())
@@ -100,7 +103,7 @@ class SpentGradients(RoundDetector):
         if not is_plain or is_hooked or any(True for _ in naming.find(sys._getframe(1), _keeps_gradient)):
             leaves = []
         self._leaves = [_torch.weak_tensor(one) for one in reversed(leaves)]
-        self._gradients, self._refilled = [], []
+        self._gradients, self._refilled, self._dropped = [], [], {}
         self._is_read = self._is_clipped = False
         self._storages.clear()
         self._begun = entry.clock
@@ -147,6 +150,8 @@ class SpentGradients(RoundDetector):
 
     def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Check whether a call reads the gradients."""
+        if op in _OUT_OF_PLACE and _torch.storage_or_none(args[0]) in self._storages and result is not args[0]:
+            self._dropped[self._core.stack()] = op
         if self._storages and not self._is_read and op not in _NO_READ:
             given = _torch.tensors_in((args, kwargs))
             if any(_torch.storage_or_none(one) in self._storages for one in given):
@@ -168,6 +173,7 @@ class SpentGradients(RoundDetector):
         is_measured = self._is_clipped and not any(one.bounds for one in self._calls_of_program.clips)
         if self._gradients and not self._is_read and not is_measured:
             self._judge_cleared(entry, steps, writes)
+        self._judge_dropped(entry, steps)
         from gradsan.detect.meaning.idle_clips import Round
 
         optimizers = [one for one, _ in self._making.optimizers()]
@@ -178,6 +184,17 @@ class SpentGradients(RoundDetector):
                 self._frozen.append((entry.stack, idle))
             elif not (idle.may_be_read and program_reads_gradients(sys._getframe(1))):
                 self._report_clip(entry.stack, idle)
+
+    def _judge_dropped(self, entry: RawBackward, steps: list[StepRecord]) -> None:
+        """Report ``p.grad.clamp(-1, 1)`` as a statement: it changes nothing, and the step gets what was there."""
+        own = {one.own for one in self._gradients}
+        step = next((one for one in steps if not own.isdisjoint(one.storages)), None)
+        for stack, op in self._dropped.items():
+            site = symbolise(stack)
+            frame = site.user_frame
+            if step is not None and frame is not None and source.drops_result(frame) and self._is_second(site):
+                clip = Clue("clip", site, op=op, values={"kind": "dropped"})
+                self._report_at(CLIPPED, entry.stack, clip, Clue("stepped", symbolise(step.stack), name=step.optimizer))
 
     def _judge_part(self, entry: RawBackward, steps: list[StepRecord]) -> None:
         """Report gradients cleared in an earlier round, if this one ends with a step that was to accumulate them."""

@@ -104,7 +104,13 @@ def thrown_away(failure: Failure) -> Diagnosis | None:
     )
 
 
-_CLIPS = {"run_out": "clip_list", "others": "clip_own", "of_last_step": "clip_own", "scaled": "clip_unscaled"}
+_CLIPS = {
+    "dropped": "clip_in_place",
+    "run_out": "clip_list",
+    "others": "clip_own",
+    "of_last_step": "clip_own",
+    "scaled": "clip_unscaled",
+}
 
 
 def clip_without_effect(failure: Failure) -> Diagnosis | None:
