@@ -199,3 +199,30 @@ def test_a_clone_is_no_repair_of_a_write_that_may_have_been_part_of_the_computat
     clone = next(fix for fix in fault.fixes if fix.kind == "clone_before_mutation")
     assert clone.verification.status == "failed", clone
     assert clone.verification.training in (None, "rejected")
+
+
+PROJECTED = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+class Factors(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.rand(5, 2))
+    def project(self):
+        self.w = nn.Parameter(self.w.data.clamp(min=0))
+model = Factors()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(6):
+    loss = (model.w @ model.w.t() - 1).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    model.project()
+"""
+
+
+def test_what_each_round_makes_anew_is_not_added_to_the_optimizer_in_each(tmp_path, monkeypatch):
+    (found,) = search(tmp_path, monkeypatch, PROJECTED).diagnoses
+    assert found.code == "GS420"
+    assert not any("add_param_group" in (fix.diff or "") for fix in found.fixes)

@@ -212,6 +212,9 @@ def _given(failure: Failure, replaced: Clue | None) -> Lines:
     if holder is None or len(places) != 1:
         return ()
     part, place = places[0]
+    # What every round makes anew would be added in every round.
+    if source.in_one_loop(place, frame) and not source.is_conditional(place):
+        return ()
     # A parameter that was bound itself is passed as it is; its owner is a module, unless it is a list or a dict.
     bound_name, name = (re.sub(r"\W+", ".", one).strip(".") for one in (part, replaced.name))
     if replaced.name[len(part) :].startswith("["):
