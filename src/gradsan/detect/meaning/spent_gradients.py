@@ -16,6 +16,8 @@ is one; ``values``: ``shape``, ``dtype``, ``device``, ``leaves``, ``is_refilled`
 generator, ``spent`` where it came after the step, ``of_last_step`` where the step that follows is for others,
 ``dropped`` where it made a tensor that nothing takes,
 ``others`` where no optimizer has what it was given, ``scaled`` where a ``GradScaler`` unscales later), ``stepped``.
+``result_dropped``, of a parameter: role ``written`` (the call; ``name``; ``op``; ``values``: ``shape``, ``dtype``,
+``device``).
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import nn
 from torch.autograd.graph import Node
 
 from gradsan import _torch, source
@@ -45,10 +48,11 @@ from gradsan.record.user_hooks import has_tensor_hooks
 if TYPE_CHECKING:
     from gradsan.detect.meaning.idle_clips import IdleClip
 
-THROWN, CLIPPED = "gradient_thrown_away", "clip_without_effect"
+THROWN, CLIPPED, DROPPED = "gradient_thrown_away", "clip_without_effect", "result_dropped"
 _NO_READ = CLEARS | {"detach", "detach_", "requires_grad_", "_amp_foreach_non_finite_check_and_unscale_"}
 _HOOKED = "BackwardHookFunctionBackward"
-_OUT_OF_PLACE = frozenset({"clamp", "clip", "clamp_min", "clamp_max", "nan_to_num"})
+_CLAMPS = frozenset({"clamp", "clip", "clamp_min", "clamp_max", "nan_to_num"})
+_OUT_OF_PLACE = _CLAMPS | {"lerp", "add", "sub", "mul", "div", "addcmul", "addcdiv"}
 _ROUNDS_WITHOUT_STEP = 16
 
 
@@ -74,7 +78,8 @@ class SpentGradients(RoundDetector):
         self._gradients: list[_Gradient] = []
         self._storages: set[int] = set()
         self._is_read = self._is_clipped = False
-        self._dropped: dict[RawStack, str] = {}
+        self._dropped: dict[RawStack, tuple[str, dict[str, Any] | None]] = {}
+        self._owned = frozenset[int]()
         self._refilled: list[tuple[int, frozenset[int]]] = []
         self._used = self._notes(set[Hashable]())
         self._unstepped = self._notes(dict[Hashable, Clearing]())
@@ -95,6 +100,8 @@ class SpentGradients(RoundDetector):
         owned = set(map(id, _torch.parameters_of(*(one for one, _ in self._making.optimizers()))))
         if not owned:
             return False
+        trained = _torch.parameters_of(*(one for one, _ in self._making.optimizers()))
+        self._owned = frozenset(map(_torch.storage_or_none, trained)) - {0}
         order = walk.engine_order(read_backward(entry).roots)
         leaves = [one for one in walk.leaves_of(order) if one.requires_grad]
         is_plain = all(type(one) in _torch.PLAIN_TENSORS and id(one) in owned for one in leaves)
@@ -150,8 +157,12 @@ class SpentGradients(RoundDetector):
 
     def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Check whether a call reads the gradients."""
-        if op in _OUT_OF_PLACE and _torch.storage_or_none(args[0]) in self._storages and result is not args[0]:
-            self._dropped[self._core.stack()] = op
+        if op in _OUT_OF_PLACE and args and torch.is_tensor(args[0]) and result is not args[0]:
+            storage, is_kept = _torch.storage_or_none(args[0]), type(args[0]) is nn.Parameter
+            if is_kept or storage in self._owned:
+                self._dropped[self._core.stack()] = op, _torch.facts_of(args[0])
+            elif storage in self._storages and op in _CLAMPS:
+                self._dropped[self._core.stack()] = op, None
         if self._storages and not self._is_read and op not in _NO_READ:
             given = _torch.tensors_in((args, kwargs))
             if any(_torch.storage_or_none(one) in self._storages for one in given):
@@ -186,13 +197,18 @@ class SpentGradients(RoundDetector):
                 self._report_clip(entry.stack, idle)
 
     def _judge_dropped(self, entry: RawBackward, steps: list[StepRecord]) -> None:
-        """Report ``p.grad.clamp(-1, 1)`` as a statement: it changes nothing, and the step gets what was there."""
+        """Report ``p.grad.clamp(-1, 1)`` or ``average.lerp(p, 0.1)`` as a statement: it changes nothing."""
         own = {one.own for one in self._gradients}
         step = next((one for one in steps if not own.isdisjoint(one.storages)), None)
-        for stack, op in self._dropped.items():
+        for stack, (op, facts) in self._dropped.items():
             site = symbolise(stack)
             frame = site.user_frame
-            if step is not None and frame is not None and source.drops_result(frame) and self._is_second(site):
+            if frame is None or not source.drops_result(frame) or not self._is_second(site):
+                continue
+            if facts is not None:
+                named = source.method_receiver(frame)
+                self._report_at(DROPPED, entry.stack, Clue("written", site, name=named, op=op, values=facts))
+            elif step is not None:
                 clip = Clue("clip", site, op=op, values={"kind": "dropped"})
                 self._report_at(CLIPPED, entry.stack, clip, Clue("stepped", symbolise(step.stack), name=step.optimizer))
 

@@ -83,6 +83,7 @@ _CAUSES: Mapping[str, Callable[[Failure], Diagnosis | None]] = {
         (training.clip_without_effect, ("clip_without_effect",)),
         (training.schedule_without_effect, ("schedule_without_effect",)),
         (training.update_dropped, ("update_dropped",)),
+        (training.result_dropped, ("result_dropped",)),
         (checkpoints.checkpoint_differs, ("checkpoint_metadata", "checkpoint_count")),
         (checkpoints.checkpoint_input_plain, ("checkpoint_input_plain",)),
         (checkpoints.cached_value_overwritten, ("cached_overwritten",)),

@@ -163,6 +163,28 @@ def schedule_without_effect(failure: Failure) -> Diagnosis | None:
     )
 
 
+def result_dropped(failure: Failure) -> Diagnosis | None:
+    """GS420, a warning, for an update of a parameter out of place, as a statement of its own."""
+    written = failure.clue("written")
+    if written is None or not written.name:
+        return None
+    values = {"name": written.name, "op": written.op}
+    return parts.diagnosis(
+        failure,
+        "GS420",
+        "leaf_lost",
+        values=values,
+        severity="warning",
+        words="result_dropped",
+        labels=(
+            *parts.label_of(written, "written", "label.result_dropped", values),
+            *parts.used(failure, "label.value_as_before", values),
+        ),
+        tensor=parts.tensor_of(written),
+        fixes=(parts.fix("change_in_place", "changed", values),),
+    )
+
+
 def update_dropped(failure: Failure) -> Diagnosis | None:
     """GS420, a warning, for an update of parameters that only binds the variable of a loop."""
     written = failure.clue("written")
