@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "bindings": (
-        "Carried binding_of binds_result bound_name carried_names drops_result method_receiver passed_for_own "
-        "returns_argument taken_for_own takes_result"
+        "Carried binding_of binds_result bound_name carried_names method_receiver passed_for_own returns_argument "
+        "taken_for_own takes_result"
     ),
     "calls": (
         "alias_of called_as_hook called_expression callers_expression clone_given clone_handed_out dies_with_call "
@@ -67,7 +67,7 @@ _NAMES = {
         "is_filled_once is_target_in_rounds uses_in"
     ),
     "joined": "on_own_lines",
-    "locate": "Expression Statement expression_at expressions_at is_argument statement_at",
+    "locate": "Expression Statement drops_result expression_at expressions_at is_argument statement_at",
     "modules": "DETACHED Shape inplace_layer_false state_given",
     "reuse": (
         "SecondName argument_read_later collected_result copy_second_name is_made_in_round read_as_before second_name"

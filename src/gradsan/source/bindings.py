@@ -337,14 +337,6 @@ def takes_result(frame: Frame) -> bool:
     return not (isinstance(statement.node, ast.Expr) and statement.node.value is call.node)
 
 
-def drops_result(frame: Frame) -> bool:
-    """Whether the call at ``frame`` is a statement of its own, so that nothing takes its result."""
-    call, statement = expression_at(frame), statement_at(frame)
-    if call is None or statement is None or not isinstance(call.node, ast.Call):
-        return False
-    return isinstance(statement.node, ast.Expr) and statement.node.value is call.node
-
-
 def _same_memory(value: ast.expr) -> Iterator[ast.expr]:
     """``value``, then the expressions that it is a view of or writes to, one after another."""
     yield value

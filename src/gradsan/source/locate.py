@@ -214,3 +214,11 @@ def is_argument(frame: Frame, name: str) -> bool:
         return False
     given = statement.function.args
     return any(one.arg == name for one in (*given.posonlyargs, *given.args, *given.kwonlyargs))
+
+
+def drops_result(frame: Frame) -> bool:
+    """Whether the call at ``frame`` is a statement of its own, so that nothing takes its result."""
+    call, statement = expression_at(frame), statement_at(frame)
+    if call is None or statement is None or not isinstance(call.node, ast.Call):
+        return False
+    return isinstance(statement.node, ast.Expr) and statement.node.value is call.node
