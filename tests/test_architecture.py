@@ -42,7 +42,10 @@ EXCEPTIONS = {
     ("detect.functions", "source"),
     # Whether a value is read again as if it had not changed, or taken for a copy, only the source says.
     ("detect.meaning.callers_values", "source"),
-    *((f"detect.meaning.{name}", "source") for name in ("changed_again", "changed_arrays", "reused_inputs")),
+    *(
+        (f"detect.meaning.{name}", "source")
+        for name in ("changed_again", "changed_arrays", "reused_inputs", "spent_gradients")
+    ),
     *((f"detect.one_tensor.{name}", "source") for name in ("kept_states", "own_operands", "second_names")),
     # So does whether gradients are read by hand, a term was cut off, or parameters were chosen by name.
     # And whether a hook computes a gradient that it does not return.
