@@ -31,7 +31,7 @@ def backward_to_its_step(backward: Frame) -> Lines:
     at, owners = block.index(node), [_method_of(one) for one in block]
     step = next((index for index in range(at - 1, -1, -1) if _steps(block[index])), None)
     runs = [index for index, one in enumerate(block) if any(map(_is_backward, ast.walk(one)))]
-    if runs[:1] != [at] and (empty := _step_without_backward(source, block, runs, at)) is not None:
+    if runs[:1] != [at] and (empty := _step_without_backward(source, block, at)) is not None:
         return _put_before(source, block, empty, node)
     if step is None or runs[:1] != [at] or any(owner & _steps(block[step]) for owner in map(_steps, block[at:])):
         return ()
@@ -45,7 +45,7 @@ def backward_to_its_step(backward: Frame) -> Lines:
             return ()
         place = source.span(block[step]).line - 1
         moving = [node]
-    elif not cleared:
+    elif not cleared or any(_may_give_gradients(source, one) for one in block[cleared[-1] : step + 1]):
         return ()
     elif not passed or names_bound(passed) & names_read(moving):
         moving, place = [block[step]], source.span(block[end - 1]).end_line
@@ -63,7 +63,7 @@ def backward_to_its_step(backward: Frame) -> Lines:
     return tuple((source.file, line, changed) for line, changed in sorted(changes.items()))
 
 
-def _step_without_backward(source: SourceFile, block: list[ast.stmt], runs: list[int], at: int) -> int | None:
+def _step_without_backward(source: SourceFile, block: list[ast.stmt], at: int) -> int | None:
     """The one step of the block that runs after its ``zero_grad()`` without a backward, if no step uses that at ``at``.
 
     None where another optimizer steps in between that has not cleared since: it would take both gradients.
@@ -78,7 +78,11 @@ def _step_without_backward(source: SourceFile, block: list[ast.stmt], runs: list
         )
         for step in steps
     }
-    empty = [step for step in steps if cleared[step] >= 0 and not any(cleared[step] < run < step for run in runs)]
+    empty = [
+        step
+        for step in steps
+        if cleared[step] >= 0 and not any(_may_give_gradients(source, one) for one in block[cleared[step] : step + 1])
+    ]
     if len(empty) != 1 or not empty[0] < at or any(cleared[step] < at < step for step in steps):
         return None
     others = [step for step in steps if step != empty[0]]
@@ -104,6 +108,22 @@ def _cleared_by(source: SourceFile, node: ast.stmt) -> set[str]:
         called = functions_of(source).get(call.func.id)
     inner = [] if called is None else [_method_of(one) for one in called.body]
     return {owner for name, owner in inner if name == "zero_grad"}
+
+
+def _may_give_gradients(source: SourceFile, node: ast.stmt) -> bool:
+    """Whether a statement runs a backward, sets a gradient, steps by a closure, or calls what does so in the file."""
+    functions, waiting, entered = functions_of(source), list[ast.AST]([node]), set[str]()
+    while waiting:
+        for one in ast.walk(waiting.pop()):
+            if isinstance(one, ast.Attribute) and one.attr == "grad" and isinstance(one.ctx, ast.Store):
+                return True
+            name = leaf_name(one.func) or "" if isinstance(one, ast.Call) else ""
+            if name.endswith("backward") or (isinstance(one, ast.Call) and name == "step" and one.args):
+                return True
+            if name in functions and name not in entered:
+                entered.add(name)
+                waiting.append(functions[name])
+    return False
 
 
 def _put_before(source: SourceFile, block: list[ast.stmt], place: int, moved: ast.stmt) -> Lines:
