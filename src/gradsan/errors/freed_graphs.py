@@ -96,6 +96,7 @@ def gather_second_backward(context: Context) -> tuple[Clue, ...]:
                 "is_trained": bool(info and info[0])
                 and _leaves(walk.engine_order([join.older])) <= _leaves(_younger(order, by)),
                 "is_nobodys": join.younger is not None and borrowed.is_nobodys(core, join.older, by.clock),
+                "is_unheld": _is_unheld(join.older),
                 "ran_again": _ran_again(context, (joined_at, saved_at), order, by),
                 **({} if info is None else dict(zip(("shape", "dtype", "device"), info, strict=True))),
             },
@@ -265,6 +266,13 @@ def _join(roots: list[Node], freed: Freed) -> _Join:
         return _Join(*cut)
     is_same_root = _torch.node_sequence(nodes[0]) == freed.by.root_sequence
     return _Join(None if is_same_root or len(nodes) < 2 else nodes[-2], *path[-1])
+
+
+def _is_unheld(node: Node) -> bool:
+    """Whether nothing in Python holds a leaf of a graph."""
+    order = walk.engine_order([node])
+    unheld = walk.unheld_leaves(order)
+    return bool(unheld) and len(unheld) == len(walk.leaves_of(order))
 
 
 def _made_at(core: Log, node: Node, thread: int) -> RawCall | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import re
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -190,6 +191,37 @@ def leaves_of(nodes: Iterable[Node]) -> list[torch.Tensor]:
             if _torch.is_tensor(leaf):
                 leaves[id(leaf)] = leaf
     return list(leaves.values())
+
+
+def unheld_leaves(nodes: Iterable[Node]) -> list[tuple[Node, Node]]:
+    """Return each Node that reads a leaf which nothing in Python holds, with the Node that accumulates its gradient.
+
+    Nobody can give such a leaf to an optimizer, or read its gradient: it is known to the graph alone. A module of
+    TorchScript holds its parameters in C++, and they are here, too.
+    """
+    found: dict[Node, Node] = {}
+    for node in nodes:
+        for child, _ in node.next_functions:
+            if child is not None and child not in found and 0 < _uses_of_leaf(child) <= _ALONE:
+                found[child] = node
+    return [(node, child) for child, node in found.items()]
+
+
+def _uses_of_leaf(node: Node) -> int:
+    """The references to the leaf of an ``AccumulateGrad`` Node, those of this function included; 0 for other Nodes."""
+    leaf = getattr(node, "variable", None)
+    return sys.getrefcount(leaf) if _torch.is_tensor(leaf) else 0
+
+
+def _uses_in_a_graph() -> int:
+    with torch.enable_grad():
+        node = torch.ones(1, requires_grad=True, device="cpu").view(1).grad_fn
+    child = None if node is None else node.next_functions[0][0]
+    return 0 if child is None else _uses_of_leaf(child)
+
+
+_ALONE = _uses_in_a_graph()
+"""The references to a leaf that its graph alone holds, as :func:`_uses_of_leaf` counts them."""
 
 
 _OF_ONE_LEAF = re.compile(

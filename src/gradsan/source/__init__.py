@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gradsan.source.rewrite.finite import *
     from gradsan.source.rewrite.functions import *
     from gradsan.source.rewrite.given import *
+    from gradsan.source.rewrite.leaves import *
     from gradsan.source.rewrite.listing import *
     from gradsan.source.rewrite.moving import *
     from gradsan.source.rewrite.out_of_place import *
@@ -79,6 +80,7 @@ _NAMES = {
         "rebound_at save_for_backward saved_early"
     ),
     "rewrite.given": "may_step steps_one_of",
+    "rewrite.leaves": "whole_as_leaf",
     "rewrite.listing": "list_and_stack rebuilt_list",
     "rewrite.moving": "bound_names detach_given detach_reads move_behind taken_from within_block",
     "rewrite.out_of_place": (

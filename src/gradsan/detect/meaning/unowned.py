@@ -8,6 +8,7 @@ head alone is trained, adapters, a discriminator), so one kind of evidence again
 ``unregistered_one``  the same behind trained parts of a module alone in its list, as one hides what is not
                   to be trained
 ``remade``        every forward makes it anew, and those of before are gone; nobody reads a ``.grad``
+``unheld``        nothing holds it but the graph of a value that was computed from it before training began
 ``late``          a module got it after the optimizer was made, and all others of the model are trained
 ``late_frozen``   a module got it after the optimizer was made, and all that the optimizer has is frozen
 ``unfrozen``      it did not require a gradient when training began, and does now, beside trained parts of its model,
@@ -44,6 +45,7 @@ from gradsan.detect.memory import Uncounted
 from gradsan.graph import naming, walk
 from gradsan.model import Clue
 from gradsan.record.detector import Finder, Run
+from gradsan.record.ledger import call_that_made
 from gradsan.record.log import logged_writes
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
@@ -54,6 +56,7 @@ _STRENGTH = (
     *(
         "run_out",
         "instead",
+        "unheld",
         "remade",
         "unregistered",
         "late",
@@ -119,6 +122,7 @@ class Unowned(Finder):
         if not stepped:
             return
         order = walk.engine_order(read_backward(entry).roots)
+        unheld = walk.unheld_leaves(order)
         leaves = [one for one in walk.leaves_of(order) if one.requires_grad]
         live = [*stepped, *(one for one, _ in self._making.optimizers())]
         owned = set(map(id, _torch.parameters_of(*live)))
@@ -129,6 +133,8 @@ class Unowned(Finder):
             from gradsan.detect.meaning.evidence import frozen_beside
 
             self._frozen |= {id(one): (_torch.weak_tensor(one), entry.clock) for one in frozen_beside(owned)}
+        if unheld and any(id(one) in trained for one in leaves):
+            self._meet_unheld(entry, order, unheld)
         strangers = [one for one in reversed(leaves) if id(one) not in owned and self._is_eligible(one)]
         fresh = [one for one in strangers if id(one) not in self._candidates]
         if not any(id(one) in trained for one in leaves):
@@ -191,22 +197,48 @@ class Unowned(Finder):
             if id(one.tensor) not in paths or one.origin == "module":
                 paths[id(one.tensor)] = one.path
         for one in evident:
-            facts = _torch.facts_of(one)
-            core = self._core
-            name, made = (kinds[id(one)] == "remade" and self._making.remade(one)) or (evidence.name_of(one), None)
-            self._candidates[id(one)] = _Candidate(
-                _torch.weak_tensor(one),
-                _torch.storage_or_none(one),
-                int(one._version),
-                core.clock,
-                core.backwards,
-                core.steps,
-                str(kinds[id(one)]),
-                paths.get(id(one)) or name,
-                entry.stack,
-                facts,
-                made,
-            )
+            remade = self._making.remade(one) if kinds[id(one)] == "remade" else None
+            name, made = remade or (evidence.name_of(one), None)
+            self._note(one, str(kinds[id(one)]), paths.get(id(one)) or name, entry, made)
+
+    def _meet_unheld(self, entry: RawBackward, order: list[Node], unheld: list[tuple[Node, Node]]) -> None:
+        """Note the leaves whose only holder is a graph that was built before this line's first backward."""
+        past = [one for one in self._backwards.before_in_thread(entry.clock) if one.stack is entry.stack]
+        begun = past[0].begun_at if past else 0
+        for reader, node in unheld:
+            leaf: Any = getattr(node, "variable", None)
+            value = _last_before(order, reader, begun)
+            if value is None or id(leaf) in self._candidates or not self._is_eligible(leaf):
+                continue
+            made = call_that_made(self._core, _torch.node_sequence(reader), entry.thread)
+            name = naming.name_of_output(value, sys._getframe(2))
+            info = _torch.output_info(value, 0)
+            facts = None if info is None else dict(zip(("shape", "dtype", "device"), info, strict=True))
+            self._note(leaf, "unheld", name, entry, None if made is None else made.stack, facts)
+
+    def _note(
+        self,
+        leaf: Any,
+        evidence: str,
+        name: str | None,
+        entry: RawBackward,
+        made: Any,
+        facts: dict[str, Any] | None = None,
+    ) -> None:
+        core = self._core
+        self._candidates[id(leaf)] = _Candidate(
+            _torch.weak_tensor(leaf),
+            _torch.storage_or_none(leaf),
+            int(leaf._version),
+            core.clock,
+            core.backwards,
+            core.steps,
+            evidence,
+            name,
+            entry.stack,
+            facts or _torch.facts_of(leaf),
+            made,
+        )
 
     @_torch.hushed()
     def settle(self) -> None:
@@ -260,3 +292,14 @@ class Unowned(Finder):
 
 def _is_frozen(optimizer: Optimizer) -> bool:
     return not any(one.requires_grad for one in _torch.parameters_of(optimizer))
+
+
+def _last_before(order: list[Node], first: Node, moment: int) -> Node | None:
+    """The Node nearest to the loss on the way from ``first``, of those made before ``moment``; None without one."""
+    reached: Node | None = None
+    for node in reversed(order):
+        number = _torch.node_sequence(node)
+        leads = node is first or any(child is reached for child, _ in node.next_functions)
+        if leads and number is not None and number < moment:
+            reached = node
+    return reached

@@ -216,6 +216,11 @@ def _once(case: _Case) -> Diagnosis:
         lines = source.changed_at(used, lambda at: source.enter_each_round(at, "cached"))
         fix = parts.fix("cache_each_round", "changed", values, lines=lines)
         return _diagnosis(case, ONCE, (fix,), note, explanation="explanation.graph_kept_by_cache")
+    made = () if case.bridge.site is None else case.bridge.site.user_frames
+    if case.bridge.values.get("is_unheld"):
+        whole = source.changed_at(case.bound_at or (made[-1] if made else None), source.whole_as_leaf)
+        fix = Fix.worded("help.leaf_of_whole", values, whole)
+        return _diagnosis(case, ONCE, (fix,), note, explanation="explanation.built_on_unheld_leaf")
     # A replay of states: what a round received is kept without its graph.
     collected = detach_collected(_held(case.failure))
     if collected is not None:
@@ -223,7 +228,6 @@ def _once(case: _Case) -> Diagnosis:
     borrowed = detach_other_network(_borrowed(case.failure), None) if case.updated is not None else ()
     # Without an update, recomputing gives the same values: the losses of several tasks, one after another.
     kept = () if case.updated is not None else (_keep_graph(case),)
-    made = () if case.bridge.site is None else case.bridge.site.user_frames
     learning = tuple(bool(case.bridge.values.get(key)) for key in ("is_trained", "is_nobodys"))
     first = anew_or_cut(BuiltOnce(case.name, case.bound_at, made, used, *learning))
     for other in case.failure.clues_of("further"):

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts
-from gradsan.model import Diagnosis, Failure, Label, Message, Site
+from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Label, Message, Site
 
 _PERHAPS_MEANT = frozenset({"criterion", "left_out_end", "left_out_chosen", "own_term", "unregistered_one"})
 _VARIANTS = re.compile("_(end|chosen|one)$")
@@ -31,6 +31,7 @@ def without_optimizer(failure: Failure) -> Diagnosis | None:
     more = parameters[0].count("parameters") - 1 - len(others)
     key = "note.also_untrained_and_more" if more else "note.also_untrained"
     notes = (Message(key, {"names": ", ".join(others), "more": more}),) if others else ()
+    is_unheld = evidence == "unheld"
     return parts.diagnosis(
         failure,
         "GS423",
@@ -41,24 +42,56 @@ def without_optimizer(failure: Failure) -> Diagnosis | None:
         labels=(
             *(_where_held(failure, parameters[0].name, values) if kind == "unregistered" else ()),
             *parts.label_of(holder, "created", "label.optimizer_made", values),
-            *parts.label_of(parameters[0], "created", "label.made_in_forward", values),
+            *parts.label_of(None if is_unheld else parameters[0], "created", "label.made_in_forward", values),
+            *_where_made(failure, parameters[0] if is_unheld else None, values),
             *parts.used(failure, "label.fills_untrained", values),
         ),
         tensor=parts.tensor_of(parameters[0]),
-        fixes=(parts.fix("give_parameters", "changed", values, summary=f"help.give_{_way(kind)}"),),
+        fixes=(
+            _whole(failure, parameters[0], values)
+            if is_unheld
+            else parts.fix("give_parameters", "changed", values, summary=f"help.give_{_way(kind)}"),
+        ),
         notes=notes,
     )
+
+
+def _whole(failure: Failure, parameter: Clue, values: Mapping[str, object]) -> Fix:
+    """The statement that binds the result of an operation on a leaf, with the result as the leaf."""
+    lines = source.changed_at(_bound_at(failure, parameter), source.whole_as_leaf)
+    return Fix.worded("help.leaf_of_whole", values, lines)
+
+
+def _where_made(failure: Failure, unheld: Clue | None, values: Mapping[str, object]) -> tuple[Label, ...]:
+    frame = None if unheld is None else _bound_at(failure, unheld)
+    return () if frame is None else label_texts.at("created", Site((frame,)), Message("label.made_of_unheld", values))
+
+
+def _bound_at(failure: Failure, parameter: Clue) -> Frame | None:
+    """Where a value was computed, else the one statement of the file that binds its name."""
+    frame, name = failure.site.user_frame, parameter.name
+    if parameter.user_frame is not None or frame is None or name is None:
+        return parameter.user_frame
+    if name.isidentifier():
+        found = source.definition_of(frame, name)
+        return None if found is None else found.frame
+    return next(iter(_places_of(frame, name)), None)
 
 
 def _where_held(failure: Failure, name: str, values: Mapping[str, object]) -> tuple[Label, ...]:
     """The label of the one statement that binds the attribute in which a module holds a parameter."""
     frame = failure.site.user_frame
-    attributes = re.findall(r"\.(\w+)", name)[::-1] if frame is not None else []
-    for attribute in attributes:
-        places = [place for _, place in source.assignments(frame, f"self.{attribute}")] if frame is not None else []
+    places = [] if frame is None else _places_of(frame, name)
+    return label_texts.at("created", Site(tuple(places)), Message("label.held_plainly", dict(values))) if places else ()
+
+
+def _places_of(frame: Frame, name: str) -> list[Frame]:
+    """The one statement of a file that binds an attribute of ``name``, the last one that has one; else none."""
+    for attribute in re.findall(r"\.(\w+)", name)[::-1]:
+        places = [place for _, place in source.assignments(frame, f"self.{attribute}")]
         if len(places) == 1:
-            return label_texts.at("created", Site((places[0],)), Message("label.held_plainly", dict(values)))
-    return ()
+            return places
+    return []
 
 
 def _way(evidence: str) -> str:
