@@ -80,7 +80,7 @@ _NAMES = {
         "rebound_at save_for_backward saved_early"
     ),
     "rewrite.given": "may_step steps_one_of",
-    "rewrite.leaves": "whole_as_leaf",
+    "rewrite.leaves": "leaf_alone",
     "rewrite.listing": "list_and_stack rebuilt_list",
     "rewrite.moving": "bound_names detach_given detach_reads move_behind taken_from within_block",
     "rewrite.out_of_place": (

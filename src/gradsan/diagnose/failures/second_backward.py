@@ -218,8 +218,8 @@ def _once(case: _Case) -> Diagnosis:
         return _diagnosis(case, ONCE, (fix,), note, explanation="explanation.graph_kept_by_cache")
     made = () if case.bridge.site is None else case.bridge.site.user_frames
     if case.bridge.values.get("is_unheld"):
-        whole = source.changed_at(case.bound_at or (made[-1] if made else None), source.whole_as_leaf)
-        fix = Fix.worded("help.leaf_of_whole", values, whole)
+        whole = source.changed_at(case.bound_at or (made[-1] if made else None), source.leaf_alone)
+        fix = Fix.worded("help.leaf_alone", values, whole)
         return _diagnosis(case, ONCE, (fix,), note, explanation="explanation.built_on_unheld_leaf")
     # A replay of states: what a round received is kept without its graph.
     collected = detach_collected(_held(case.failure))

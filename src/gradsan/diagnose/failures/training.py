@@ -58,8 +58,8 @@ def without_optimizer(failure: Failure) -> Diagnosis | None:
 
 def _whole(failure: Failure, parameter: Clue, values: Mapping[str, object]) -> Fix:
     """The statement that binds the result of an operation on a leaf, with the result as the leaf."""
-    lines = source.changed_at(_bound_at(failure, parameter), source.whole_as_leaf)
-    return Fix.worded("help.leaf_of_whole", values, lines)
+    lines = source.changed_at(_bound_at(failure, parameter), source.leaf_alone)
+    return Fix.worded("help.leaf_alone", values, lines)
 
 
 def _where_made(failure: Failure, unheld: Clue | None, values: Mapping[str, object]) -> tuple[Label, ...]:
