@@ -179,6 +179,8 @@ def _cut(bridge: Bridge) -> tuple[str, Frame, source.Change] | None:
             if (given := _as_argument(taken.user_frames, made.user_frames)) is not None:
                 return given
             for name, frame in _reads(taken.user_frames, made.user_frames, bridge.name):
+                if _is_one_call(taken, made) and _is_of_argument(frame, name):
+                    continue  # every loss that runs this module would be cut off
                 if _holds_several(frame, name, bridge.name) or _is_object(taken.user_frames, frame, name):
                     continue  # a container: no line shows which of its tensors are another network's
                 if _is_made_behind(bridge, frame, name):
@@ -187,6 +189,19 @@ def _cut(bridge: Bridge) -> tuple[str, Frame, source.Change] | None:
                 if change is not None:
                     return name, frame, change
     return None
+
+
+def _is_one_call(taken: Site, made: Site) -> bool:
+    """Whether one call of a function made the tensor and took it: all frames but the last are the same."""
+    pairs = zip(taken.user_frames[:-1], made.user_frames[:-1], strict=False)
+    is_level = len(taken.user_frames) == len(made.user_frames)
+    return is_level and all((one.file, one.line) == (other.file, other.line) for one, other in pairs)
+
+
+def _is_of_argument(frame: Frame, name: str) -> bool:
+    """Whether a forward computes the value from its arguments alone: ``flat = x.view(len(x), -1)``."""
+    bound = source.definition_of(frame, name)
+    return frame.function.endswith(".forward") and bound is not None and "self." not in bound.value
 
 
 def _is_made_behind(bridge: Bridge, frame: Frame, name: str) -> bool:
