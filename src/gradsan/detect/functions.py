@@ -5,10 +5,9 @@ connects an input that a forward has overwritten to the Function only if ``mark_
 of the input read new values and differentiate as if they were the old ones. Tensors given to ``save_for_backward``
 are saved when forward has returned: an input that forward writes after that call is saved with the new values. All are
 noted when ``apply`` returns and checked before a backward. A backward that reads none of the gradients it is given is
-right only where these are one. Only programs with custom Functions of their own pay.
+right only where these are one, or where forward is the identity. Only programs with custom Functions of their own pay.
 
 Row ``gradient_ignored``: role ``applied`` (the call of the Function; ``name`` of it), ``backward`` (its definition).
-
 Row: ``saved_early``. Roles: ``applied`` (the call of the Function; ``name`` of it; ``values``: ``shape``, ``dtype``,
 ``device``, ``is_dirty``, whether mark_dirty names the input), ``written`` (the write; ``name``; ``op``), ``saved``.
 """
@@ -201,7 +200,7 @@ class Functions(Detector):
         node = _node_of(result)
         if node is None or _torch.function_class(node) is not kind:
             return
-        if (code := _deaf_backward(kind)) is not None and self._deaf[kind] < _DEAF_FOLLOWED:
+        if self._deaf[kind] < _DEAF_FOLLOWED and (code := _deaf_backward(kind)) and not _passes_on(result, args):
             self._deaf[kind] += 1
             ran = functools.partial(self._ran_deaf, kind, code, self._core.stack(1))
             after_node(node, lambda *of: self._guard.run_hushed(functools.partial(ran, *of)))
@@ -385,14 +384,17 @@ def _deaf_backward(kind: Any) -> CodeType | None:
     if code is None or code.co_argcount < 2 or code.co_flags & inspect.CO_VARARGS:
         return None
     given = set(code.co_varnames[1 : code.co_argcount])
-    read = {
-        name for one in dis.get_instructions(code) if one.opname.startswith("LOAD") for name in _names_of(one.argval)
-    }
+    loaded = [one.argval for one in dis.get_instructions(code) if one.opname.startswith("LOAD")]
+    read = {name for one in loaded for name in (one if isinstance(one, tuple) else (one,)) if isinstance(name, str)}
     return None if given & (read | set(code.co_cellvars)) or "locals" in read else code
 
 
-def _names_of(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else (value,) if isinstance(value, str) else ()
+@_torch.hushed()
+def _passes_on(result: Any, args: tuple[Any, ...]) -> bool:
+    """Whether forward returns an input as it is: to give it another gradient is all that the Function is for."""
+    facts = _torch.facts_of(result) if torch.is_tensor(result) else None
+    alike = [one for one in args if torch.is_tensor(one) and _torch.facts_of(one) == facts]
+    return any(not one.is_meta and torch.equal(one, result) for one in alike)
 
 
 @cached_by_class
@@ -412,9 +414,7 @@ def _parameter(kind: Any, position: int) -> str | None:
         code = function.__code__
         names = code.co_varnames[: code.co_argcount]
         # With a setup_context of the program's own, forward does not take ctx.
-        skipped = (
-            0 if any(one.__module__.partition(".")[0] != "torch" for one in _methods(kind, "setup_context")) else 1
-        )
-        if position + skipped < len(names):
-            return str(names[position + skipped])
+        is_split = any(one.__module__.partition(".")[0] != "torch" for one in _methods(kind, "setup_context"))
+        if position + 1 - is_split < len(names):
+            return str(names[position + 1 - is_split])
     return None

@@ -321,8 +321,17 @@ def _first_lines(function: ast.FunctionDef) -> set[int]:
 
 
 def _is_new_gradient(value: ast.expr, gradient: str) -> bool:
-    """Whether an expression is arithmetic with a gradient, or one of some operations on it, out of place."""
-    has_gradient = any(isinstance(one, ast.Name) and one.id == gradient for one in ast.walk(value))
+    """Whether an expression is arithmetic with a gradient, or one of some operations on it, out of place.
+
+    Its product with itself, ``grad @ grad.t()``, is no gradient.
+    """
+
+    def reads(part: ast.expr) -> bool:
+        return any(isinstance(one, ast.Name) and one.id == gradient for one in ast.walk(part))
+
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.MatMult) and reads(value.left) and reads(value.right):
+        return False
+    has_gradient = reads(value)
     is_call = isinstance(value, ast.Call) and leaf_name(value.func) in _OUT_OF_PLACE
     return has_gradient and (is_call or isinstance(value, ast.BinOp | ast.UnaryOp))
 

@@ -5,6 +5,7 @@ None reads a gradient by hand: those that do are in ``test_quiet_reads.py``, as 
 
 from __future__ import annotations
 
+import time
 import warnings
 
 import pytest
@@ -279,6 +280,88 @@ def straight_through_estimates() -> None:
         _fit(net, optimizer, net(torch.randn(8, 6)).pow(2).mean())
 
 
+class _Fourier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rates", nn.init.normal_(nn.Parameter(torch.empty(1, 4))).mul(3.0))
+        self.out = nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out((x @ self.rates).sin())
+
+
+def data_computed_from_leaves_that_nothing_holds() -> None:
+    net = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
+    fourier, head = _Fourier(), nn.Linear(6, 1)
+    moment = torch.linspace(0, 1, 12, requires_grad=True).view(-1, 1)
+    edge = torch.cat([torch.rand(3, 1, requires_grad=True), torch.ones(3, 1)])
+    wanted = torch.rand(12, requires_grad=True).view(-1, 1)
+    features = nn.Linear(2, 6)(torch.rand(12, 2)).cos()
+    modules = nn.ModuleList([net, fourier, head])
+    optimizer = torch.optim.SGD(modules.parameters(), lr=0.01)
+    for _ in range(ROUNDS):
+        value = net(moment)
+        (slope,) = torch.autograd.grad(value.sum(), moment, create_graph=True)
+        loss = (slope + value).pow(2).mean() + net(edge).pow(2).mean() + (head(features) - wanted).pow(2).mean()
+        optimizer.zero_grad()
+        (loss + fourier(torch.rand(5, 1)).pow(2).mean()).backward(retain_graph=True)
+        optimizer.step()
+
+
+def values_that_move_all_the_way() -> None:
+    prior, observed = nn.Linear(4, 3), nn.Linear(4, 3)
+    net = nn.ModuleList([prior, observed])
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for _ in range(ROUNDS):
+        x, wanted = torch.randn(8, 4), torch.randn(8, 3)
+        expected = prior(x)
+        level = expected + (observed(x) - expected)
+        surprise = wanted - expected
+        _fit(net, optimizer, level.pow(2).mean() + surprise.pow(2).mean() + (expected + surprise).pow(2).mean())
+
+
+class _Projected(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden, target, back):
+        ctx.save_for_backward(target, back)
+        return hidden.clone()
+
+    @staticmethod
+    def backward(ctx, given):
+        target, back = ctx.saved_tensors
+        return target @ back, None, None
+
+
+def gradients_that_another_one_replaces() -> None:
+    first, second, back = nn.Linear(4, 8), nn.Linear(8, 3), torch.randn(3, 8) * 0.1
+    net = nn.ModuleList([first, second])
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for _ in range(ROUNDS):
+        y = F.one_hot(torch.randint(3, (16,)), 3).float()
+        hidden = _Projected.apply(first(torch.randn(16, 4)).tanh(), y, back)
+        _fit(net, optimizer, (second(hidden) - y).pow(2).mean())
+
+
+def _seconds(weight: torch.Tensor) -> float:
+    weight.add(1.0)
+    begun = time.perf_counter()
+    weight.add(1.0)
+    return time.perf_counter() - begun
+
+
+def _correlate(grad: torch.Tensor) -> None:
+    matrix = grad @ grad.t()  # noqa: F841
+
+
+def results_that_are_only_timed() -> None:
+    net = nn.Linear(4, 3)
+    net.weight.register_hook(_correlate)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for _ in range(ROUNDS):
+        _fit(net, optimizer, net(torch.randn(8, 4)).pow(2).mean())
+        assert _seconds(net.weight.data) >= 0
+
+
 def values_made_once_that_stay_true() -> None:
     embedding, start = nn.Embedding(12, 5), nn.Parameter(torch.zeros(1, 5))
     optimizer = torch.optim.SGD([start, *embedding.parameters()], lr=0.1)
@@ -418,6 +501,10 @@ PROGRAMS = (
     a_rate_for_an_update_by_hand,
     steps_that_wait_for_a_later_phase,
     straight_through_estimates,
+    data_computed_from_leaves_that_nothing_holds,
+    values_that_move_all_the_way,
+    gradients_that_another_one_replaces,
+    results_that_are_only_timed,
 )
 
 

@@ -18,7 +18,7 @@ from gradsan import _torch, source
 from gradsan.detect.meaning.made import Made, Making
 from gradsan.detect.meaning.terms.constant_terms import sums_below
 from gradsan.detect.meaning.terms.cut_terms import Cut
-from gradsan.graph import naming
+from gradsan.graph import naming, walk
 from gradsan.model import Frame
 from gradsan.record.ledger import call_that_made
 from gradsan.record.log import Log, RawStack
@@ -28,6 +28,7 @@ from gradsan.record.steps import RawBackward, read_backward
 _PART = 1 / 3
 _FREEZES = frozenset({"no_grad", "detached"})
 _WITHOUT_GRAPH = frozenset({"no_grad", "inference_mode"})
+_PRODUCT, _TAKES = re.compile("(Mm|Addmm|Bmm|Baddbmm)Backward"), re.compile("Index(Select)?Backward")
 _MODULE_OWN = frozenset(vars(nn.Module()))
 
 
@@ -97,6 +98,27 @@ class Evidence:
             return "criterion"
         is_term = top.training and _torch.node_sequence(node) in set(sums_below(self._roots)) and _is_one_number(node)
         return "own_term" if is_term and not _reads_gradients(self._stack) else None
+
+    def is_parameter(self, leaf: Any, value: Node) -> bool:
+        """Whether a leaf is meant as a parameter, of which only ``value``, computed before training, is kept.
+
+        What a layer has made of data, or several leaves together, is a feature; a buffer is no parameter. A tensor
+        that is told to require a gradient may be data: it counts where data is multiplied by it, where more is taken
+        from it than it has, or where it meets results of trained parts that have no row for each of its rows.
+        """
+        made = list(walk.each_behind([value]))
+        is_of_layer = any(map(_is_applied, made)) or len(walk.leaves_of(made)) != 1
+        if is_of_layer or any(_torch.grad_fn_of(one) is value for one in _buffers()):
+            return False
+        if type(leaf) is nn.Parameter:
+            return True
+        found = self._meeting(leaf)
+        if found is None:
+            return False
+        _, own, joined = found
+        if any(_is_applied(one) or _enlarges(one) for one in walk.each_behind(own)):
+            return True
+        return self._are_computed(joined) and not _is_one_by_one(leaf, own, joined)
 
     def name_of(self, leaf: torch.Tensor) -> str | None:
         """Return the leaf's name, with the class of the module that has it; None where none has."""
@@ -215,6 +237,29 @@ def _is_one_number(node: Node) -> bool:
     """Whether a Node has made one element."""
     info = _torch.output_info(node, 0)
     return info is not None and math.prod(info[0]) == 1
+
+
+def _is_applied(node: Node) -> bool:
+    """Whether a Node multiplies data, which has no graph, by a weight: data comes first."""
+    edges = [child for child, _ in node.next_functions]
+    if node.name().startswith("Convolution"):
+        return edges[0] is None
+    if node.name().startswith("Embedding"):
+        return True
+    return _PRODUCT.match(node.name()) is not None and edges[-2:-1] == [None] and edges[-1] is not None
+
+
+def _enlarges(node: Node) -> bool:
+    """Whether a Node takes more elements from a value than it has: rows of a table, again and again."""
+    inner = _children(node)
+    is_taken = _TAKES.match(node.name()) is not None and len(inner) == 1
+    return is_taken and math.prod(_shape_of(node)) > math.prod(_shape_of(inner[0]))
+
+
+def _buffers() -> Iterator[Any]:
+    """Yield the buffers of live modules."""
+    for module in naming.all_modules_alive():
+        yield from (one for one in vars(module).get("_buffers", {}).values() if torch.is_tensor(one))
 
 
 def frozen_beside(owned: set[int]) -> list[Any]:

@@ -79,6 +79,7 @@ class SpentGradients(RoundDetector):
         self._storages: set[int] = set()
         self._is_read = self._is_clipped = False
         self._dropped: dict[RawStack, tuple[str, dict[str, Any] | None]] = {}
+        self._taken = collections.Counter[tuple[RawStack, tuple[str, int, int]]]()
         self._owned = frozenset[int]()
         self._refilled: list[tuple[int, frozenset[int]]] = []
         self._used = self._notes(set[Hashable]())
@@ -111,6 +112,7 @@ class SpentGradients(RoundDetector):
             leaves = []
         self._leaves = [_torch.weak_tensor(one) for one in reversed(leaves)]
         self._gradients, self._refilled, self._dropped = [], [], {}
+        self._taken.clear()
         self._is_read = self._is_clipped = False
         self._storages.clear()
         self._begun = entry.clock
@@ -159,10 +161,10 @@ class SpentGradients(RoundDetector):
         """Check whether a call reads the gradients."""
         if op in _OUT_OF_PLACE and args and torch.is_tensor(args[0]) and result is not args[0]:
             storage, is_kept = _torch.storage_or_none(args[0]), type(args[0]) is nn.Parameter
-            if is_kept or storage in self._owned:
-                self._dropped[self._core.stack()] = op, _torch.facts_of(args[0])
-            elif storage in self._storages and op in _CLAMPS:
-                self._dropped[self._core.stack()] = op, None
+            if is_kept or storage in self._owned or (storage in self._storages and op in _CLAMPS):
+                stack = self._core.stack()
+                self._dropped[stack] = op, _torch.facts_of(args[0]) if is_kept or storage in self._owned else None
+                self._taken[stack, (op, storage, int(args[0].storage_offset()))] += 1
         if self._storages and not self._is_read and op not in _NO_READ:
             given = _torch.tensors_in((args, kwargs))
             if any(_torch.storage_or_none(one) in self._storages for one in given):
@@ -197,13 +199,22 @@ class SpentGradients(RoundDetector):
                 self._report_clip(entry.stack, idle)
 
     def _judge_dropped(self, entry: RawBackward, steps: list[StepRecord]) -> None:
-        """Report ``p.grad.clamp(-1, 1)`` or ``average.lerp(p, 0.1)`` as a statement: it changes nothing."""
+        """Report ``p.grad.clamp(-1, 1)`` or ``average.lerp(p, 0.1)`` as a statement: it changes nothing.
+
+        What computes the same of one tensor several times in a round measures how long that takes.
+        """
         own = {one.own for one in self._gradients}
         step = next((one for one in steps if not own.isdisjoint(one.storages)), None)
+        sites = {stack: symbolise(stack) for stack in self._dropped}
+        drops = {stack for stack, one in sites.items() if one.user_frame and source.drops_result(one.user_frame)}
+        times = collections.Counter[tuple[str, int, int]]()
+        for (stack, what), number in self._taken.items():
+            times[what] += number if stack in drops else 0
+        measured = {stack for stack, what in self._taken if times[what] > 1}
         for stack, (op, facts) in self._dropped.items():
-            site = symbolise(stack)
+            site = sites[stack]
             frame = site.user_frame
-            if frame is None or not source.drops_result(frame) or not self._is_second(site):
+            if frame is None or stack not in drops - measured or not self._is_second(site):
                 continue
             if facts is not None:
                 named = source.method_receiver(frame)

@@ -5,7 +5,8 @@ passes zeros on. Two faults are reported. Parameters that no backward of the pro
 gradient is zero at their optimizer's first step: reported at the end, as a later loss may reach them. And terms of a
 loss, sums of scalars, without another path, while the rest of the loss trains the parameters behind them. A
 straight-through estimate, ``z + (z.round() - z).detach()``, has no such operation in its graph. Without its ``detach``
-the gradients of ``z`` cancel exactly: reported at once, unless ``q`` in ``z + (q - z)`` is computed from ``z``.
+the gradients of ``z`` cancel exactly: reported at once, if ``q`` in ``z + (q - z)`` has no graph, is looked up in a
+table, or is flat, and nothing else is computed from the difference. Two networks' results may cancel on purpose.
 
 Rows: ``parameter_behind_flat``. Roles: ``parameter`` (``name``; ``values``: ``shape``, ``dtype``, ``device``,
 ``parameters``, their number), ``flat`` (the operation; ``op``). And ``term_is_cut``, as in ``cut_terms.py``, with
@@ -36,6 +37,7 @@ from gradsan.record.steps import RawBackward, read_backward
 
 PARAMETER, CANCELS = "parameter_behind_flat", "gradient_cancels"
 _FLAT = re.compile(r"(Round|Floor|Ceil|Trunc|Sign|Bernoulli|Normal)Backward\d")
+_LOOKS_UP, _PRODUCT = re.compile("Embedding|Index|Gather|Take"), re.compile("(Mm|Bmm)Backward")
 _LEAVES, _TERMS = 4_096, 32
 
 
@@ -130,7 +132,11 @@ class StoppedGradients(Finder):
 
     def _look_at_sums(self, entry: RawBackward, order: list[Node]) -> None:
         for node in order:
-            site = site_that_made(self._core, node, entry.thread) if _cancels(node) else None
+            inner = _cancelling(node)
+            is_alone = inner is not None and not any(
+                child is inner for other in order if other is not node for child, _ in other.next_functions
+            )
+            site = site_that_made(self._core, node, entry.thread) if is_alone else None
             if site is not None and site.user_frame is not None and site not in self._described:
                 self._described.add(site)
                 self._report_at(CANCELS, entry.stack, Clue("sum", site))
@@ -164,8 +170,8 @@ def _is_flat(node: Node) -> bool:
     return _FLAT.fullmatch(node.name()) is not None
 
 
-def _cancels(node: Node) -> bool:
-    """Whether a Node is that of ``z + (q - z)`` or ``z - (z - q)``, and ``q`` is not computed from ``z``."""
+def _cancelling(node: Node) -> Node | None:
+    """The Node of ``q - z`` in ``z + (q - z)``, or that of ``z - q`` in ``z - (z - q)``; None for other Nodes."""
     place = {"AddBackward0": 1, "SubBackward0": 0}.get(node.name())
     edges = node.next_functions if place is not None else ()
     pairs = [edges, edges[::-1]] if place == 1 else [edges]
@@ -176,8 +182,23 @@ def _cancels(node: Node) -> bool:
         if is_scaled or len(parts) < 2 or parts[place] != own:
             continue
         rest = parts[1 - place][0]
-        return rest is None or own[0] not in walk.each_behind([rest], lambda one: not _is_flat(one))
-    return False
+        if _is_quantised(rest) and own[0] not in walk.each_behind(
+            [rest] if rest else [], lambda one: not _is_flat(one)
+        ):
+            return inner
+    return None
+
+
+def _is_quantised(node: Node | None) -> bool:
+    """Whether a value has no graph, or is taken from a table or flat, apart from views and scales of it."""
+    while node is not None and not (_is_flat(node) or _LOOKS_UP.match(node.name())):
+        inner = [child for child, _ in node.next_functions if child is not None]
+        if _PRODUCT.match(node.name()) and hasattr(node.next_functions[-1][0], "variable"):
+            return node.next_functions[0][0] is None  # a row of the table, chosen by ``one_hot``
+        if len(inner) != 1 or _PRODUCT.match(node.name()):
+            return False
+        node = inner[0]
+    return True
 
 
 def _op_of(node: Node) -> str:

@@ -8,7 +8,8 @@ head alone is trained, adapters, a discriminator), so one kind of evidence again
 ``unregistered_one``  the same behind trained parts of a module alone in its list, as one hides what is not
                   to be trained
 ``remade``        every forward makes it anew, and those of before are gone; nobody reads a ``.grad``
-``unheld``        nothing holds it but the graph of a value that was computed from it before training began
+``unheld``        nothing holds it but the graph of a value that was computed from it alone before training began; no
+                  Parameter, and an input of a trained layer or compared with outputs one by one, it is data
 ``late``          a module got it after the optimizer was made, and all others of the model are trained
 ``late_frozen``   a module got it after the optimizer was made, and all that the optimizer has is frozen
 ``unfrozen``      it did not require a gradient when training began, and does now, beside trained parts of its model,
@@ -134,7 +135,7 @@ class Unowned(Finder):
 
             self._frozen |= {id(one): (_torch.weak_tensor(one), entry.clock) for one in frozen_beside(owned)}
         if unheld and any(id(one) in trained for one in leaves):
-            self._meet_unheld(entry, order, unheld)
+            self._meet_unheld(entry, order, unheld, owned)
         strangers = [one for one in reversed(leaves) if id(one) not in owned and self._is_eligible(one)]
         fresh = [one for one in strangers if id(one) not in self._candidates]
         if not any(id(one) in trained for one in leaves):
@@ -201,14 +202,23 @@ class Unowned(Finder):
             name, made = remade or (evidence.name_of(one), None)
             self._note(one, str(kinds[id(one)]), paths.get(id(one)) or name, entry, made)
 
-    def _meet_unheld(self, entry: RawBackward, order: list[Node], unheld: list[tuple[Node, Node]]) -> None:
+    def _meet_unheld(
+        self, entry: RawBackward, order: list[Node], unheld: list[tuple[Node, Node]], owned: set[int]
+    ) -> None:
         """Note the leaves whose only holder is a graph that was built before this line's first backward."""
         past = [one for one in self._backwards.before_in_thread(entry.clock) if one.stack is entry.stack]
-        begun = past[0].begun_at if past else 0
+        begun, evidence = past[0].begun_at if past else 0, None
         for reader, node in unheld:
             leaf: Any = getattr(node, "variable", None)
             value = _last_before(order, reader, begun)
             if value is None or id(leaf) in self._candidates or not self._is_eligible(leaf):
+                continue
+            if evidence is None:
+                from gradsan.detect.meaning.evidence import Evidence
+
+                evidence = Evidence(self._core, self._making, owned, order, entry, self._was_frozen)
+            if not evidence.is_parameter(leaf, value):
+                self._dismiss(leaf)
                 continue
             made = call_that_made(self._core, _torch.node_sequence(reader), entry.thread)
             name = naming.name_of_output(value, sys._getframe(2))
