@@ -153,8 +153,7 @@ for _ in range(4):
     loss.backward()
     opt.step()
 """,
-        "gradients",
-        "changed",
+        "GS223",
     ),
     # Parameters are views of a flat buffer: bound anew, they view the old one.
     "flat_buffer": pair(

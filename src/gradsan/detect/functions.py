@@ -84,7 +84,7 @@ class Functions(Detector):
         )
         self._early: weakref.WeakKeyDictionary[Any, tuple[Clue, ...]] = weakref.WeakKeyDictionary()
         self._early_seen: set[Any] = set()
-        self._deaf, self._deaf_told = Counter[Any](), set[Any]()
+        self._deaf, self._deaf_told = Counter[CodeType](), set[CodeType]()
         self._kept: weakref.WeakKeyDictionary[Any, Kept] = weakref.WeakKeyDictionary()
         self._unmarked: deque[Unmarked] = deque(maxlen=_UNMARKED_KEPT)
         self._places: KeptForAllCalls | None = None
@@ -200,9 +200,11 @@ class Functions(Detector):
         node = _node_of(result)
         if node is None or _torch.function_class(node) is not kind:
             return
-        if self._deaf[kind] < _DEAF_FOLLOWED and (code := _deaf_backward(kind)) and not _passes_on(result, args):
-            self._deaf[kind] += 1
-            ran = functools.partial(self._ran_deaf, kind, code, self._core.stack(1))
+        # The code is kept, as a class would be kept alive.
+        code = _deaf_backward(kind)
+        if code is not None and self._deaf[code] < _DEAF_FOLLOWED and not _passes_on(result, args):
+            self._deaf[code] += 1
+            ran = functools.partial(self._ran_deaf, kind.__name__, code, self._core.stack(1))
             after_node(node, lambda *of: self._guard.run_hushed(functools.partial(ran, *of)))
         for position, version in enumerate(before.versions):
             if version is not None and args[position]._version != version:
@@ -231,15 +233,15 @@ class Functions(Detector):
             stack, code = core.stack(1), forward_code(kind)
             self._kept[node] = function_conflicts.Kept(kind.__name__, code, stack, core.tick(), tuple(kept), number)
 
-    def _ran_deaf(self, kind: Any, code: CodeType, stack: RawStack, given: Any, taken: Any) -> None:
+    def _ran_deaf(self, name: str, code: CodeType, stack: RawStack, given: Any, taken: Any) -> None:
         """Report a backward that has not read gradients other than one, and has returned some."""
         with torch.no_grad():
             returned = any(one is not None and bool(one.any()) for one in given)
             is_read = any(one is not None and not bool((one == 1).all()) for one in taken)
-        if returned and is_read and kind not in self._deaf_told:
-            self._deaf_told.add(kind)
+        if returned and is_read and code not in self._deaf_told:
+            self._deaf_told.add(code)
             frame = Frame(code.co_filename, code.co_firstlineno, code.co_name, is_user=True)
-            clues = Clue("applied", symbolise(stack), name=kind.__name__), Clue("backward", Site((frame,)))
+            clues = Clue("applied", symbolise(stack), name=name), Clue("backward", Site((frame,)))
             entry = running_here(self._core)
             site = symbolise(stack if entry is None else entry.stack)
             self._found(Failure(IGNORED, "", "", site, clues, raised=False))
