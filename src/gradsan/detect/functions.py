@@ -84,7 +84,7 @@ class Functions(Detector):
         )
         self._early: weakref.WeakKeyDictionary[Any, tuple[Clue, ...]] = weakref.WeakKeyDictionary()
         self._early_seen: set[Any] = set()
-        self._deaf, self._deaf_told = Counter[CodeType](), set[CodeType]()
+        self._deaf, self._deaf_told = Counter[CodeType](), set[CodeType]()  # by code: a class would be kept alive
         self._kept: weakref.WeakKeyDictionary[Any, Kept] = weakref.WeakKeyDictionary()
         self._unmarked: deque[Unmarked] = deque(maxlen=_UNMARKED_KEPT)
         self._places: KeptForAllCalls | None = None
@@ -200,9 +200,7 @@ class Functions(Detector):
         node = _node_of(result)
         if node is None or _torch.function_class(node) is not kind:
             return
-        # The code is kept, as a class would be kept alive.
-        code = _deaf_backward(kind)
-        if code is not None and self._deaf[code] < _DEAF_FOLLOWED and not _passes_on(result, args):
+        if (code := _deaf_backward(kind)) and self._deaf[code] < _DEAF_FOLLOWED and not _passes_on(result, args):
             self._deaf[code] += 1
             ran = functools.partial(self._ran_deaf, kind.__name__, code, self._core.stack(1))
             after_node(node, lambda *of: self._guard.run_hushed(functools.partial(ran, *of)))
