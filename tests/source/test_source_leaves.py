@@ -26,6 +26,24 @@ CHANGED = {
         "w = 2 * F.softplus(nn.Parameter(torch.zeros(1)))\nfor x in data:\n    y = w * x",
         "w = nn.Parameter(torch.zeros(1))\nfor x in data:\n    y = (2 * F.softplus(w)) * x",
     ),
+    "alike": (
+        "h = nn.Parameter(torch.zeros(1, 3)).expand(4, 3) * 2\nfor x in data:\n    y = h * x",
+        "h = nn.Parameter(torch.zeros(1, 3))\nfor x in data:\n    y = (h.expand(4, 3) * 2) * x",
+    ),
+    "scaled by a number of the file": (
+        "w = nn.Parameter(torch.randn(3)) * s\ns = 1 / math.sqrt(3)",
+        "w = nn.Parameter(torch.randn(3) * s)",
+    ),
+    "masked": (
+        "w = nn.Parameter(torch.randn(3)) * m\nm = torch.rand(3) > 0.5\nfor x in data:\n    y = w * x",
+        "w = nn.Parameter(torch.randn(3))\nm = torch.rand(3) > 0.5\nfor x in data:\n    y = (w * m) * x",
+    ),
+    "bounded, and trained in a list": (
+        "w = nn.Parameter(a).exp()\nopt = SGD([w, b])\ny = torch.stack([w, w.grad])",
+        "w = nn.Parameter(a)\nopt = SGD([w, b])\ny = torch.stack([w.exp(), w.grad])",
+    ),
+    "bounded, and written": ("w = nn.Parameter(a).exp()\ny = w * x\nw.clamp_(0, 1)", None),
+    "masked, with no reader": ("w = nn.Parameter(torch.randn(3)).mul(x > 0)", None),
     "a leaf": ("w = nn.Parameter(torch.randn(3))", None),
     "two leaves": ("w = nn.Parameter(a) * nn.Parameter(b)", None),
     "bounded, with numbers drawn": ("w = torch.lerp(nn.Parameter(a), torch.rand(3), 0.5)\ny = w.sum()", None),

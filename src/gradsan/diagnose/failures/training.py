@@ -117,6 +117,8 @@ def thrown_away(failure: Failure) -> Diagnosis | None:
     is_chosen = bool(gradient.values.get("is_chosen"))
     kind = "never_used" if is_idle else f"{'part_' if is_part else ''}thrown_away"
     slipped = () if is_idle or frame is None else source.backward_to_its_step(frame)
+    # To clear earlier would hand this step the gradients of another's loss, if its own backward comes after it.
+    missed = () if is_idle or slipped or frame is None else source.later_backward_to_its_step(frame)
     late = is_idle or bool(slipped)
     fix = "step_after_backward" if late else "clear_after_step" if is_part else "clear_elsewhere"
     return parts.diagnosis(
@@ -133,7 +135,11 @@ def thrown_away(failure: Failure) -> Diagnosis | None:
             *(() if is_idle else parts.label_of(stepped, "note", "label.steps_without", values)),
         ),
         tensor=parts.tensor_of(gradient) if gradient.name else None,
-        fixes=(parts.fix(fix, "changed", values, lines=slipped),),
+        fixes=(
+            Fix.worded("help.step_behind_backward", {}, missed)
+            if missed
+            else parts.fix(fix, "changed", values, lines=slipped),
+        ),
     )
 
 

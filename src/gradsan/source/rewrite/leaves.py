@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited, text_with, without_keyword
-from gradsan.source.identifiers import chain_key, leaf_name
+from gradsan.source.identifiers import binds, chain_key, leaf_name
 from gradsan.source.locate import Statement, statement_at
-from gradsan.source.tree import SourceFile
+from gradsan.source.tree import FunctionNode, SourceFile
 
 _SINGLE = (ast.Name, ast.Call, ast.Attribute, ast.Subscript, ast.Constant, ast.List, ast.Tuple)
 _SCALED = (ast.Add, ast.Sub, ast.Mult, ast.Div)
@@ -21,10 +21,8 @@ _KEEPS_MEANING = frozenset(
     {
         *("bfloat16", "clone", "contiguous", "cpu", "cuda", "double", "float", "half", "requires_grad_", "to", "type"),
         *(
-            "expand",
             "flatten",
             "permute",
-            "repeat",
             "reshape",
             "squeeze",
             "swapaxes",
@@ -36,7 +34,14 @@ _KEEPS_MEANING = frozenset(
         *("add", "div", "mul", "neg", "sub"),
     }
 )
-"""Methods whose result can be the leaf as well: places, types, shapes, scales. Of ``exp()`` the argument is meant."""
+"""Methods whose result can be the leaf as well: places, types, shapes, scales. Of ``exp()`` the argument is meant.
+
+So it is of ``expand()`` and ``repeat()``, whose elements are to stay alike, and of a product with a mask.
+"""
+_OF_NUMBERS = frozenset({"abs", "float", "int", "len", "max", "min", "round"})
+_GIVE_NUMBERS = frozenset({"dim", "item", "numel", "size"})
+_OF_LEAF = frozenset({"data", "grad", "grad_fn", "is_leaf", "requires_grad"})
+_JOINS = frozenset({"cat", "concat", "concatenate", "dstack", "hstack", "stack", "vstack"})
 _MOST_USES = 3
 
 
@@ -73,6 +78,8 @@ def _keeps_meaning(source: SourceFile, leaf: ast.expr, value: ast.expr) -> bool:
         node, part = source.parents[node]
         if isinstance(node, ast.BinOp) and not isinstance(node.op, _SCALED):
             return False
+        if not all(_is_number(source, one) for one in _factors(node, part)):
+            return False
         if isinstance(node, ast.UnaryOp) and not isinstance(node.op, ast.USub):
             return False
         if isinstance(node, ast.Attribute) and node.attr not in {"T", "mT", "data"} | _KEEPS_MEANING:
@@ -86,6 +93,42 @@ def _keeps_meaning(source: SourceFile, leaf: ast.expr, value: ast.expr) -> bool:
     return True
 
 
+def _factors(node: ast.AST, part: str) -> list[ast.expr]:
+    """What the operand at ``part`` of a product or a quotient is multiplied with."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Div):
+        return [node.left if part == "right" else node.right]
+    is_method = isinstance(node, ast.Call) and part == "func" and leaf_name(node.func) in ("mul", "div")
+    return node.args if isinstance(node, ast.Call) and is_method else []
+
+
+def _is_number(source: SourceFile, node: ast.expr, *, is_bound: bool = False) -> bool:
+    """Whether a factor may be a number: no comparison, and made by no call but of numbers, as its file binds it."""
+    for one in ast.walk(node):
+        if isinstance(one, ast.Compare):
+            return False
+        if isinstance(one, ast.Call) and leaf_name(one.func) in _GIVE_NUMBERS:
+            return True
+        if isinstance(one, ast.Call) and not (leaf_name(one.func) in _OF_NUMBERS or _root(one.func) == "math"):
+            return False
+        name = chain_key(one) if isinstance(one, ast.Name | ast.Attribute) and not is_bound else None
+        if name is not None and any(not _is_number(source, value, is_bound=True) for value in _bound(source, name)):
+            return False
+    return True
+
+
+def _root(node: ast.expr) -> str:
+    return ast.unparse(node).partition(".")[0]
+
+
+def _bound(source: SourceFile, name: str) -> Iterator[ast.expr]:
+    """The values that the file binds to a name or an attribute, a buffer among them."""
+    for node in source.nodes:
+        if isinstance(node, ast.Assign) and any(chain_key(one) == name for one in node.targets):
+            yield node.value
+        if isinstance(node, ast.Call) and leaf_name(node.func) == "register_buffer":
+            yield from (node for one in node.args[:1] if f"self.{ast.unparse(one)[1:-1]}" == name)
+
+
 def _computed_by_readers(statement: Statement, value: ast.expr, leaf: ast.expr) -> Change | None:
     """The leaf bound alone, and each of its few readers in this class or function computing the value from it."""
     source, node = statement.source, statement.node
@@ -93,6 +136,8 @@ def _computed_by_readers(statement: Statement, value: ast.expr, leaf: ast.expr) 
     name = chain_key(targets[0]) if len(targets) == 1 else None
     scope = statement.scope if name is not None and name.isidentifier() else source.owner_class(statement.node)
     if name is None or scope is None or any(isinstance(one, ast.Call) for one in _others(leaf, value)):
+        return None
+    if not name.isidentifier() and statement.function is not None and _reads_local(statement.function, leaf, value):
         return None
     readers = [
         one
@@ -102,13 +147,40 @@ def _computed_by_readers(statement: Statement, value: ast.expr, leaf: ast.expr) 
     bound = [
         one for one in ast.walk(scope) if isinstance(getattr(one, "ctx", None), ast.Store) and chain_key(one) == name
     ]
-    if not 1 <= len(readers) <= _MOST_USES or len(bound) != 1:
+    if not 1 <= len(readers) <= _MOST_USES or len(bound) != 1 or any(_is_written(source, one) for one in readers):
         return None
+    readers = [one for one in readers if not _is_of_leaf(source, one)]
     computed = text_with(source, source.span(value), [Edit(source.span(leaf), name)])
     computed = computed if isinstance(value, _SINGLE) else f"({computed})"
     alone = text_with(source, source.span(leaf), [])
     edits = [Edit(source.span(value), alone), *(Edit(source.span(one), computed) for one in readers)]
     return edited(source, edits, "leaf_alone")
+
+
+def _is_of_leaf(source: SourceFile, reader: ast.expr) -> bool:
+    """Whether a reader means the leaf itself: its ``.grad`` or memory, or a list of what is trained."""
+    node, _ = source.parents[reader]
+    if isinstance(node, ast.Attribute):
+        return node.attr in _OF_LEAF
+    is_listed = False
+    while isinstance(node, ast.List | ast.Tuple | ast.Set | ast.Dict | ast.Starred):
+        is_listed, (node, _) = True, source.parents[node]
+    is_joined = isinstance(node, ast.Call) and leaf_name(node.func) in _JOINS
+    return is_listed and not is_joined and not isinstance(node, ast.Return | ast.Subscript)
+
+
+def _is_written(source: SourceFile, reader: ast.expr) -> bool:
+    """Whether a method writes in place there."""
+    node, _ = source.parents[reader]
+    is_private = isinstance(node, ast.Attribute) and node.attr.startswith("_")
+    return isinstance(node, ast.Attribute) and node.attr.endswith("_") and not is_private
+
+
+def _reads_local(function: FunctionNode, leaf: ast.expr, value: ast.expr) -> bool:
+    """Whether what is done to a leaf reads variables of its function, which other methods do not see."""
+    own = set(ast.walk(leaf))
+    read = {one.id for one in ast.walk(value) if isinstance(one, ast.Name) and one not in own}
+    return any(binds(function, one) for one in read - {"self"})
 
 
 def _others(leaf: ast.expr, value: ast.expr) -> Iterator[ast.AST]:

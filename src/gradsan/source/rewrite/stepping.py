@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 
 from gradsan.model import Frame, Lines
 from gradsan.source.identifiers import leaf_name
@@ -61,6 +62,21 @@ def backward_to_its_step(backward: Frame) -> Lines:
     changes = {line: "" for span in spans for line in range(span.line, span.end_line + 1)}
     changes[place] = f"{source.lines[place - 1]}\n{text}"
     return tuple((source.file, line, changed) for line, changed in sorted(changes.items()))
+
+
+def later_backward_to_its_step(backward: Frame) -> Lines:
+    """The changed lines that put a later backward of the block before the step which it missed; none where none did."""
+    statement = statement_at(backward)
+    parent, field = (None, "") if statement is None else statement.source.parents[statement.node]
+    block = getattr(parent, field, None)
+    if statement is None or not isinstance(block, list):
+        return ()
+    for node in block[block.index(statement.node) + 1 :]:
+        if _method_of(node)[0] == "backward":
+            place = replace(backward, line=node.lineno, end_line=node.end_lineno, column=None, end_column=None)
+            if lines := backward_to_its_step(place):
+                return lines
+    return ()
 
 
 def _step_without_backward(source: SourceFile, block: list[ast.stmt], at: int) -> int | None:
