@@ -67,11 +67,11 @@ class RoundDetector(Finder):
         if self.from_start:
             self.begin_here()
 
-    def _watch(self, names: Iterable[str], called: Callable[..., object], owner: Any = torch.Tensor) -> None:
+    def _watch(self, names: Iterable[str], called: Callable[..., object]) -> None:
         """Have methods of tensors call ``called`` with their name, until the round ends, when they return."""
         for name in names:
-            listener = self._core.listener(standing(owner, name), None, partial(called, name))
-            self._patches.set(owner, name, listener)
+            listener = self._core.listener(standing(torch.Tensor, name), None, partial(called, name))
+            self._patches.set(torch.Tensor, name, listener)
 
     def _is_of_thread(self) -> bool:
         return self._entry is not None and threading.get_ident() == self._entry.thread

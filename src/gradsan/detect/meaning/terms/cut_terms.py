@@ -129,7 +129,6 @@ class CutTerms(RoundDetector):
         self._held.clear()
         self._joined.clear()
         self._watch((*_CONVERSIONS, "detach"), self._converted)
-        self._watch(("tensor",), lambda *call: self.imported(call[2][0] if call[2] else None, call[4]), torch)
         self._arrays.clear()
         return True
 
