@@ -23,8 +23,9 @@ sequence_number: Callable[[], int] = getattr(torch._C._autograd, "_get_sequence_
 def sequence_number_address() -> int:
     """The address of the C++ function behind :data:`sequence_number`, ``at::sequence_number::peek() -> uint64_t``.
 
-    The native core, which asks before and after each operation, calls it without Python's way there: a third of what
-    watching costs. Missing, or where it does not answer like :data:`sequence_number`: 0, and the core asks that one.
+    The native core, which asks before and after each operation, calls it directly: by way of Python this was 60 % of
+    the instructions that watching added to a step of many small layers. Missing, or where it does not answer like
+    :data:`sequence_number`: 0, and the core asks that one.
     """
     flags = getattr(os, "RTLD_NOLOAD", None)
     if flags is None:

@@ -52,7 +52,7 @@ _LOOKED_AT_ALWAYS = 64
 
 
 EARLY, IGNORED = "saved_early", "gradient_ignored"
-_DEAF_FOLLOWED = 2
+_FOLLOWED = 2
 
 
 class Before(NamedTuple):
@@ -84,7 +84,7 @@ class Functions(Detector):
         )
         self._early: weakref.WeakKeyDictionary[Any, tuple[Clue, ...]] = weakref.WeakKeyDictionary()
         self._early_seen: set[Any] = set()
-        self._deaf, self._deaf_told = Counter[CodeType](), set[CodeType]()  # by code: a class would be kept alive
+        self._ignoring, self._ignoring_seen = Counter[CodeType](), set[CodeType]()  # a class would live on
         self._kept: weakref.WeakKeyDictionary[Any, Kept] = weakref.WeakKeyDictionary()
         self._unmarked: deque[Unmarked] = deque(maxlen=_UNMARKED_KEPT)
         self._places: KeptForAllCalls | None = None
@@ -95,8 +95,8 @@ class Functions(Detector):
         self._places = None
         self._early.clear()
         self._early_seen.clear()
-        self._deaf.clear()
-        self._deaf_told.clear()
+        self._ignoring.clear()
+        self._ignoring_seen.clear()
 
     def install(self, patches: Patches, guard: Guard) -> None:
         """Watch ``Function.apply`` until ``patches`` is undone."""
@@ -200,9 +200,9 @@ class Functions(Detector):
         node = _node_of(result)
         if node is None or _torch.function_class(node) is not kind:
             return
-        if (code := _deaf_backward(kind)) and self._deaf[code] < _DEAF_FOLLOWED and not _passes_on(result, args):
-            self._deaf[code] += 1
-            ran = functools.partial(self._ran_deaf, kind.__name__, code, self._core.stack(1))
+        if (code := _ignoring_backward(kind)) and self._ignoring[code] < _FOLLOWED and not _passes_on(result, args):
+            self._ignoring[code] += 1
+            ran = functools.partial(self._ran_ignoring, kind.__name__, code, self._core.stack(1))
             after_node(node, lambda *of: self._guard.run_hushed(functools.partial(ran, *of)))
         for position, version in enumerate(before.versions):
             if version is not None and args[position]._version != version:
@@ -231,13 +231,13 @@ class Functions(Detector):
             stack, code = core.stack(1), forward_code(kind)
             self._kept[node] = function_conflicts.Kept(kind.__name__, code, stack, core.tick(), tuple(kept), number)
 
-    def _ran_deaf(self, name: str, code: CodeType, stack: RawStack, given: Any, taken: Any) -> None:
+    def _ran_ignoring(self, name: str, code: CodeType, stack: RawStack, given: Any, taken: Any) -> None:
         """Report a backward that has not read gradients other than one, and has returned some."""
         with torch.no_grad():
             returned = any(one is not None and bool(one.any()) for one in given)
             is_read = any(one is not None and not bool((one == 1).all()) for one in taken)
-        if returned and is_read and code not in self._deaf_told:
-            self._deaf_told.add(code)
+        if returned and is_read and code not in self._ignoring_seen:
+            self._ignoring_seen.add(code)
             frame = Frame(code.co_filename, code.co_firstlineno, code.co_name, is_user=True)
             clues = Clue("applied", symbolise(stack), name=name), Clue("backward", Site((frame,)))
             entry = running_here(self._core)
@@ -377,7 +377,7 @@ def _methods(kind: Any, name: str) -> Iterable[Any]:
 
 
 @cached_by_class
-def _deaf_backward(kind: Any) -> CodeType | None:
+def _ignoring_backward(kind: Any) -> CodeType | None:
     """Return the code of the program's own backward if it reads none of the gradients it is given."""
     own = [one for one in _methods(kind, "backward") if one.__module__.partition(".")[0] != "torch"]
     code = own[-1].__code__ if own else None

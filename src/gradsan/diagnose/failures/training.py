@@ -204,43 +204,28 @@ def schedule_without_effect(failure: Failure) -> Diagnosis | None:
 
 def result_dropped(failure: Failure) -> Diagnosis | None:
     """GS420, a warning, for an update of a parameter out of place, as a statement of its own."""
-    written = failure.clue("written")
-    if written is None or not written.name:
-        return None
-    values = {"name": written.name, "op": written.op}
-    return parts.diagnosis(
-        failure,
-        "GS420",
-        "leaf_lost",
-        values=values,
-        severity="warning",
-        words="result_dropped",
-        labels=(
-            *parts.label_of(written, "written", "label.result_dropped", values),
-            *parts.used(failure, "label.value_as_before", values),
-        ),
-        tensor=parts.tensor_of(written),
-        fixes=(parts.fix("change_in_place", "changed", values),),
-    )
+    return _dropped(failure, "op", "label.result_dropped", "label.value_as_before", "change_in_place")
 
 
 def update_dropped(failure: Failure) -> Diagnosis | None:
     """GS420, a warning, for an update of parameters that only binds the variable of a loop."""
+    return _dropped(failure, "held", "label.bound_and_dropped", "label.parameters_as_before", "update_in_place")
+
+
+def _dropped(failure: Failure, word: str, written_here: str, used_here: str, kind: str) -> Diagnosis | None:
+    """An update with a result that nothing takes; the failure's row has the words, and ``word`` names its operation."""
     written = failure.clue("written")
     if written is None or not written.name:
         return None
-    values = {"name": written.name, "held": written.op}
+    values = {"name": written.name, word: written.op}
     return parts.diagnosis(
         failure,
         "GS420",
         "leaf_lost",
         values=values,
         severity="warning",
-        words="update_dropped",
-        labels=(
-            *parts.label_of(written, "written", "label.bound_and_dropped", values),
-            *parts.used(failure, "label.parameters_as_before", values),
-        ),
+        words=failure.row,
+        labels=(*parts.label_of(written, "written", written_here, values), *parts.used(failure, used_here, values)),
         tensor=parts.tensor_of(written),
-        fixes=(parts.fix("update_in_place", "changed", values),),
+        fixes=(parts.fix(kind, "changed", values),),
     )
