@@ -42,7 +42,7 @@ def test_installed_modules_are_named_and_those_of_the_user_are_read(tmp_path, mo
         own_one="raise RuntimeError\nimport no_such_module\n",
         own_two="from torch.optim import SGD\nraise RuntimeError\n",
     )
-    assert found.modules == ["json", "torch.optim", "numpy.linalg"]
+    assert found.modules == ["json", "torch.optim:SGD", "numpy.linalg"]
     assert (found.has_optimizers, found.is_known, found.environment) == (True, True, {})
 
 

@@ -126,13 +126,13 @@ def _redirect(output: str, errors: str) -> None:
 
 
 def _import_ahead(modules: Iterable[str]) -> None:
-    """Import the modules; one that fails to import here fails in the program."""
+    """Import "module" and "module:name"; one that fails to import here fails in the program."""
     with warnings.catch_warnings():
         # The program must see its own warnings.
         warnings.simplefilter("ignore")
         for name in (*modules, "torch"):
             with contextlib.suppress(BaseException):
-                importlib.import_module(name)
+                _import(name)
         if "torch" in sys.modules:
             for name in (*_PACKAGES_THAT_ARE_THERE, *_OWN):
                 importlib.import_module(name)
@@ -144,6 +144,13 @@ def _import_ahead(modules: Iterable[str]) -> None:
                 importlib.import_module(module.name)
             look_for_holders()
             _watch_once()
+
+
+def _import(name: str) -> None:
+    module, _, member = name.partition(":")
+    loaded = importlib.import_module(module)
+    if member and not hasattr(loaded, member):
+        importlib.import_module(f"{module}.{member}")
 
 
 def _watch_once() -> None:

@@ -21,6 +21,7 @@ _MOST_FILES = 200
 class Preload:
     """The ``modules`` in the program's import order, and the ``environment`` that it sets before that.
 
+    ``from package import name`` is "package:name": a package may load what is behind a name when it is first asked.
     ``is_known`` is False where the environment is changed in a way that only running shows: imported ahead, a module
     might read something else from it. ``has_optimizers``: the first optimizer that is made imports torch._dynamo, which
     takes as long as torch itself.
@@ -77,8 +78,8 @@ class Preload:
         places = [spec.origin] if spec.origin and Path(spec.origin).is_file() else []
         places += list(spec.submodule_search_locations or ())
         if all(is_library(str(place)) for place in places):
-            if name not in self.modules:
-                self.modules.append(name)
+            wanted = [f"{name}:{one}" for one in members if one != "*"] or [name]
+            self.modules += [one for one in wanted if one not in self.modules]
             return
         for place in spec.submodule_search_locations or ():
             inner = Path(place).joinpath(*name.split(".")[1:])
