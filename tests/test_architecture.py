@@ -44,11 +44,18 @@ EXCEPTIONS = {
     ("detect.meaning.callers_values", "source"),
     *(
         (f"detect.meaning.{name}", "source")
-        for name in ("changed_again", "changed_arrays", "reused_inputs", "spent_gradients")
+        for name in (
+            "changed_again",
+            "changed_arrays",
+            "idle_schedules",
+            "reused_inputs",
+            "spent_gradients",
+            "wrong_steps",
+        )
     ),
     *((f"detect.one_tensor.{name}", "source") for name in ("kept_states", "own_operands", "second_names")),
     # So does whether gradients are read by hand, a term was cut off, or parameters were chosen by name.
-    # And whether a hook computes a gradient that it does not return.
+    # And whether a hook computes a gradient that it does not return, or a step stands apart from its backward.
     *((f"detect.meaning.{name}", "source") for name in ("evidence", "terms.cut_terms", "terms.lost_terms")),
     ("detect.meaning.lost_hooks", "source"),
     ("detect.one_tensor.kept_references", "source"),

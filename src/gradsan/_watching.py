@@ -312,6 +312,7 @@ class Watching:
         guard = self._recorder.guard
         guard.run(partial(self.run.get(StoppedGradients).first_step, optimizer))
         guard.run(partial(self.run.get(SecondNames).first_step, optimizer))
+        guard.run(partial(self.run.get(SpentGradients).first_step, optimizer))
 
     def _on_lent(self, array: Any, tensor: Any, stack: Any) -> None:
         self.run.get(CutTerms).imported(array, tensor)

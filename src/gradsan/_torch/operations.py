@@ -28,6 +28,11 @@ def parameters_of(*optimizers: Any) -> list[torch.Tensor]:
     return [one for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]]
 
 
+def has_step_hooks(optimizer: Any) -> bool:
+    """Whether something is called before each step of an optimizer. Missing: False."""
+    return bool(getattr(optimizer, "_optimizer_step_pre_hooks", None))
+
+
 def optimizer_folder() -> str:
     """Return the folder of torch's own optimizers, whose inner writes are accounted for per step."""
     return str(Path(torch.optim.__file__).parent) + os.sep

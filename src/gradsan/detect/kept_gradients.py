@@ -254,10 +254,11 @@ def program_reads_gradients(frame: FrameType | None) -> bool:
     If so, the use of gradients cannot be judged by torch's calls alone: ``p.grad.item()``, ``float(p.grad)`` and
     ``copy.p.grad = p.grad`` are no operations of torch's. So the source is read.
     """
-    return any(source.reads_gradients(file) for file in _files(frame))
+    return any(source.reads_gradients(file) for file in files_of_program(frame))
 
 
-def _files(frame: FrameType | None) -> list[str]:
+def files_of_program(frame: FrameType | None) -> list[str]:
+    """Return the files of the program running at ``frame``, and those of its modules that these use."""
     found: dict[str, None] = {}
     waiting: list[dict[str, Any]] = []
     # The code that started the program is no part of it.

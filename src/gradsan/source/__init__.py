@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gradsan.source.rewrite.out_of_place import *
     from gradsan.source.rewrite.renewing import *
     from gradsan.source.rewrite.scatter import *
+    from gradsan.source.rewrite.stepping import *
     from gradsan.source.rewrite.suggest import *
     from gradsan.source.rewrite.uncut import *
     from gradsan.source.rewrite.updates import *
@@ -68,7 +69,10 @@ _NAMES = {
         "is_filled_once is_target_in_rounds uses_in"
     ),
     "joined": "on_own_lines",
-    "locate": "Expression Statement drops_result expression_at expressions_at is_argument statement_at",
+    "locate": (
+        "Expression Flag Statement drops_result expression_at expressions_at flags_cleared is_argument statement_at "
+        "writes_into_result"
+    ),
     "modules": "DETACHED Shape inplace_layer_false state_given",
     "reuse": (
         "SecondName argument_read_later collected_result copy_second_name is_made_in_round read_as_before second_name"
@@ -89,7 +93,7 @@ _NAMES = {
     ),
     "rewrite.renewing": "computed_before_rounds run_again run_again_for_next_round run_again_for_state view_again",
     "rewrite.scatter": "element_out_of_place part_out_of_place",
-    "rewrite.stepping": "backward_to_its_step later_backward_to_its_step",
+    "rewrite.stepping": ("backward_to_its_step later_backward_to_its_step step_by_scaler steps_without_backward"),
     "rewrite.suggest": (
         "clone_at_save clone_before detach_at drop_keyword has_keyword inplace_false "
         "switch_on_before undone undone_numbers"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from gradsan.model import Frame
 from gradsan.source.identifiers import Binding, bindings_of, chain_key, consumed_names, leaf_name
 from gradsan.source.locate import expression_at, statement_at
-from gradsan.source.tree import read_source
+from gradsan.source.tree import header_nodes, read_source
 
 State = dict[str, frozenset["Definition"]]
 _MAX_ROUNDS = 20
@@ -380,4 +380,23 @@ def is_of_copy(frame: Frame, name: str) -> bool:
             if any(leaf_name(one.func) in _COPIES for one in calls):
                 return True
             waiting.append((bound, frozenset(consumed_names(value))))
+    return False
+
+
+_COMPARING = frozenset({"allclose", "dist", "equal", "isclose", "l1_loss", "mse_loss", "sub", "subtract"})
+
+
+def are_compared(node: ast.stmt, one: str, other: str) -> bool:
+    """Whether the statement subtracts or compares two variables: ``(w - w_old).norm()``."""
+    for inner in header_nodes(node):
+        sides: list[ast.expr] = []
+        if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Sub):
+            sides = [inner.left, inner.right]
+        elif isinstance(inner, ast.Compare):
+            sides = [inner.left, *inner.comparators]
+        elif isinstance(inner, ast.Call) and leaf_name(inner.func) in _COMPARING:
+            sides = [*([inner.func.value] if isinstance(inner.func, ast.Attribute) else []), *inner.args]
+        names = {(chain_key(side) or ast.unparse(side)).removesuffix(".data") for side in sides}
+        if {one, other} <= {name.removesuffix(".detach()") for name in names}:
+            return True
     return False

@@ -14,7 +14,7 @@ from typing import Literal
 from gradsan.model import Frame
 from gradsan.source.locate import Expression, Statement, statement_at
 from gradsan.source.methods import ADDING, CHANGING_METADATA, OVERWRITING, is_inplace_name
-from gradsan.source.tree import FunctionNode, SourceFile, header_nodes
+from gradsan.source.tree import FunctionNode, SourceFile
 
 Standing = Literal["namespace", "value", "unknown"]
 # Notebooks import in one cell and use in another, so these names get their conventional meaning.
@@ -331,37 +331,29 @@ def _reads_of_chain(node: ast.Name | ast.Attribute | ast.Subscript) -> Iterator[
         yield from _reads(node.value)
 
 
-_COMPARING = frozenset({"allclose", "dist", "equal", "isclose", "l1_loss", "mse_loss", "sub", "subtract"})
-
-
-def are_compared(node: ast.stmt, one: str, other: str) -> bool:
-    """Whether the statement subtracts or compares two variables: ``(w - w_old).norm()``."""
-    for inner in header_nodes(node):
-        sides: list[ast.expr] = []
-        if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Sub):
-            sides = [inner.left, inner.right]
-        elif isinstance(inner, ast.Compare):
-            sides = [inner.left, *inner.comparators]
-        elif isinstance(inner, ast.Call) and leaf_name(inner.func) in _COMPARING:
-            sides = [*([inner.func.value] if isinstance(inner.func, ast.Attribute) else []), *inner.args]
-        names = {(chain_key(side) or ast.unparse(side)).removesuffix(".data") for side in sides}
-        if {one, other} <= {name.removesuffix(".detach()") for name in names}:
-            return True
-    return False
-
-
 _NEW_VALUES = frozenset({"add", "sub", "mul", "div", "lerp", "clamp"})
 
 
-def dropped_updates(loop: ast.For | ast.AsyncFor, scope: ast.AST) -> list[ast.Assign]:
-    """The assignments of a loop that bind its own variable to a new value unread in ``scope``: ``p = p - g``."""
+def dropped_updates(loop: ast.For | ast.AsyncFor, scope: ast.AST) -> dict[ast.Assign, str | None]:
+    """Assignments to a loop's variable, unread in ``scope``: ``p = p - g``; ``g = g / n`` has ``p.grad`` with it."""
     bound = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
-    return [
-        node
-        for node in _of_each_round(loop.body)
-        if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Name) and len(node.targets) == 1
-        if target.id in bound and _is_new_value(node.value) and not _is_read(target.id, node, loop, scope)
-    ]
+    found = dict[ast.Assign, str | None]()
+    for node in _of_each_round(loop.body):
+        if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Name) and len(node.targets) == 1:
+            taken = None if target.id in bound else _taken_from(loop, target.id)
+            is_new = (taken or target.id in bound) and _is_new_value(node.value)
+            found |= {node: taken} if is_new and not _is_read(target.id, node, loop, scope) else {}
+    return found
+
+
+def _taken_from(loop: ast.For | ast.AsyncFor, name: str) -> str | None:
+    """``p.grad`` where a round binds ``name`` to that first, and to one other value later."""
+    named = [one for one in ast.walk(loop) if isinstance(one, ast.Name) and one.id == name]
+    first = min(named, key=lambda one: (one.lineno, one.col_offset))
+    given = (one.value for one in _of_each_round(loop.body) if isinstance(one, ast.Assign) and one.targets == [first])
+    held = chain_key(next(given, first)) or ""
+    stores = [one for one in named if isinstance(one.ctx, ast.Store)]
+    return held if len(stores) == 2 and held.endswith((".grad", ".data")) else None
 
 
 def _of_each_round(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -372,10 +364,12 @@ def _of_each_round(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _is_new_value(value: ast.expr) -> bool:
-    calls = [leaf_name(one.func) or "" for one in ast.walk(value) if isinstance(one, ast.Call)]
+    calls = [one for one in ast.walk(value) if isinstance(one, ast.Call)]
     is_new = isinstance(value, ast.BinOp) or (isinstance(value, ast.Call) and leaf_name(value.func) in _NEW_VALUES)
-    has_out = any(isinstance(one, ast.keyword) and one.arg == "out" for one in ast.walk(value))
-    return is_new and not has_out and not any(map(is_inplace_name, calls))
+    writes = (
+        is_inplace_name(leaf_name(one.func) or "") or any(it.arg == "out" for it in one.keywords) for one in calls
+    )
+    return is_new and not any(writes)
 
 
 def _is_read(name: str, node: ast.Assign, loop: ast.For | ast.AsyncFor, scope: ast.AST) -> bool:
@@ -401,11 +395,16 @@ def _is_read(name: str, node: ast.Assign, loop: ast.For | ast.AsyncFor, scope: a
 _BINDERS = (ast.For, ast.AsyncFor, ast.comprehension)
 
 
-def dropped_update(frame: Frame) -> str | None:
-    """``p`` where the statement at ``frame`` is ``p = p - lr * p.grad`` in a loop over ``p``, and nothing reads it."""
+def dropped_update(frame: Frame) -> tuple[str, str | None] | None:
+    """``p`` where the statement at ``frame`` is ``p = p - lr * p.grad`` in a loop over ``p``, and nothing reads it.
+
+    With the value of :func:`dropped_updates`.
+    """
     statement = statement_at(frame)
     loop = statement.loops[-1] if statement is not None and statement.loops else None
     if statement is None or not isinstance(loop, ast.For):
         return None
-    dropped = dropped_updates(loop, statement.function or statement.source.module)
-    return next((one.targets[0].id for one in dropped if one is statement.node), None)  # type: ignore[attr-defined]
+    for one, held in dropped_updates(loop, statement.function or statement.source.module).items():
+        if one is statement.node and isinstance(target := one.targets[0], ast.Name):
+            return target.id, held
+    return None

@@ -11,12 +11,13 @@ import ast
 import functools
 import re
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from gradsan.model import Frame
-from gradsan.source.tree import FunctionNode, ScopeNode, SourceFile, Span, header_nodes, read_source
+from gradsan.source.tree import FunctionNode, ScopeNode, SourceFile, Span, header_nodes, read_source, source_lines
 
 _OPERATIONS = (ast.AugAssign, ast.Call, ast.BinOp, ast.UnaryOp, ast.Compare, ast.Subscript, ast.Attribute)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Call)
 _DYNAMO_RESUME = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+$")
 _NOTEBOOK_CELL = re.compile(r"<cell line: \d+>$")
 
@@ -222,3 +223,66 @@ def drops_result(frame: Frame) -> bool:
     if call is None or statement is None or not isinstance(call.node, ast.Call):
         return False
     return isinstance(statement.node, ast.Expr) and statement.node.value is call.node
+
+
+def writes_into_result(frame: Frame, key: str) -> int | None:
+    """The line that sets an element of what the call at ``frame`` returns under ``key``, where nothing keeps that.
+
+    ``opt.state_dict()["param_groups"][0]["lr"] = rate``, or a loop over ``opt.state_dict()["param_groups"]`` that reads
+    and sets elements of its variable alone.
+    """
+    call, statement = expression_at(frame), statement_at(frame)
+    if call is None or statement is None:
+        return None
+    parents, node = statement.source.parents, statement.node
+    chain = [call.node, parents[call.node][0]]
+    while isinstance(chain[-1], ast.Subscript):
+        chain.append(parents[chain[-1]][0])
+    first, outer = chain[1], chain[-2]
+    if not (isinstance(first, ast.Subscript) and isinstance(first.slice, ast.Constant) and first.slice.value == key):
+        return None
+    if isinstance(outer, ast.Subscript) and isinstance(outer.ctx, ast.Store):
+        return node.lineno
+    if not (isinstance(node, ast.For) and node.iter is outer and isinstance(node.target, ast.Name)):
+        return None
+    named = node.target.id
+    names = [one for part in node.body for one in ast.walk(part) if isinstance(one, ast.Name) and one.id == named]
+    elements = [one for name in names if isinstance(one := parents[name][0], ast.Subscript) and one.value is name]
+    stores = [one.lineno for one in elements if isinstance(one.ctx, ast.Store)]
+    return min(stores, default=None) if len(elements) == len(names) else None
+
+
+class Flag(NamedTuple):
+    """A statement that sets an attribute of ``owner`` to False; ``is_of_parameters`` where a loop goes over these."""
+
+    owner: str
+    is_of_parameters: bool
+    line: int
+
+
+def flags_cleared(file: str, name: str) -> list[Flag]:
+    """The statements of a file that set an attribute ``name`` to False, if it reads that of parameters at most.
+
+    Not those of ``self``, nor in a loop over parameters, which may have such an attribute.
+    """
+    source = read_source(file) if any(f".{name}" in line for line in source_lines(file)) else None
+    found = []
+    for node in () if source is None else source.nodes:
+        if source is None or not isinstance(node, ast.Attribute) or node.attr != name:
+            continue
+        around = (
+            one for one, _ in source.ancestors(node) if isinstance(one, (ast.For, ast.AsyncFor, *_COMPREHENSIONS))
+        )
+        is_of_parameters = any("parameters(" in ast.unparse(_iterated(one)) for one in around)
+        statement = source.statement(node)
+        value = statement.value if isinstance(statement, ast.Assign) else None
+        if isinstance(node.ctx, ast.Load) and not is_of_parameters:
+            return []
+        is_false = isinstance(value, ast.Constant) and value.value is False
+        if is_false and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) != "self":
+            found.append(Flag(ast.unparse(node.value), is_of_parameters, node.lineno))
+    return found
+
+
+def _iterated(node: ast.AST) -> ast.AST:
+    return node.iter if isinstance(node, ast.For | ast.AsyncFor) else node

@@ -11,9 +11,8 @@ from typing import Literal
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.collected import is_emptied, is_inside, keepers, result_keepers
-from gradsan.source.flow import Definition, State, reaching
+from gradsan.source.flow import Definition, State, are_compared, reaching
 from gradsan.source.identifiers import (
-    are_compared,
     assigned_names,
     bindings_of,
     chain_key,

@@ -1,5 +1,7 @@
 """Faults of meaning beside their right twins, from ``twins.txt``: one warning for the fault, none for the twin.
 
+``quiet.txt`` has right programs that come near a fault, or do on purpose what resembles one.
+
 A section has a name, a code, and what the report calls the tensor. As in a diff, ``-`` begins a line that only the
 wrong program has, ``+`` one of the right program alone.
 """
@@ -15,11 +17,14 @@ import gradsan
 from cases import each
 from gradsan.record.recorder import recorder
 
-TWINS = Path(__file__).with_name("twins.txt").read_text(encoding="utf-8")
-SECTIONS = {
-    head.split()[0]: (head.split()[1:], body)
-    for head, body in (part.split("\n", 1) for part in re.split(r"^=== ", TWINS, flags=re.MULTILINE)[1:])
-}
+
+def sections(name: str) -> dict[str, tuple[list[str], str]]:
+    text = Path(__file__).with_name(name).read_text(encoding="utf-8")
+    parts = (part.split("\n", 1) for part in re.split(r"^=== ", text, flags=re.MULTILINE)[1:])
+    return {head.split()[0]: (head.split()[1:], body) for head, body in parts}
+
+
+SECTIONS, QUIET = sections("twins.txt"), sections("quiet.txt")
 
 
 def told(body: str, own: str, file: Path, mode: str) -> list[tuple[str, str | None]]:
@@ -45,3 +50,9 @@ def test_fault_is_reported_and_its_twin_is_not(name: str, mode: str, tmp_path: P
     ((code, tensor),) = told(body, "-", tmp_path / f"{name}_wrong.py", mode)
     assert [code, *([tensor] if expected[1:] else [])] == expected
     assert told(body, "+", tmp_path / f"{name}_right.py", mode) == []
+
+
+@each("mode", ["watch", "deep"])
+@each("name", QUIET)
+def test_right_programs_get_no_warning(name: str, mode: str, tmp_path: Path) -> None:
+    assert told(QUIET[name][1], "?", tmp_path / f"{name}.py", mode) == []

@@ -1,7 +1,7 @@
-"""Calls that clear or clip gradients, noted for the length of a round.
+"""Calls that clear, clip or scale gradients, noted for the length of a round.
 
-``zero_grad`` of optimizers and modules, and ``clip_grad_norm_`` and ``clip_grad_value_`` are only replaced meanwhile:
-an ordinary step pays nothing.
+``zero_grad`` of optimizers and modules, ``clip_grad_norm_``, ``clip_grad_value_``, and methods of ``GradScaler`` are
+only replaced meanwhile: an ordinary step pays nothing.
 """
 
 from __future__ import annotations
@@ -67,12 +67,19 @@ class ClipCalls:
         self.clips: list[Clip] = []
         self.unscaled: list[tuple[int, weakref.ref[Any]]] = []
         """Clock and ``GradScaler`` of each call of ``unscale_``; to read its scale waits for the device."""
+        self.through_scaler: set[int] = set()
+        """The optimizers, by ``id``, that a ``GradScaler`` was given to unscale, or to step."""
+        self._scaled = _torch.WeakTensors()
+        self._scaler: weakref.ref[Any] | None = None
 
     def begin(self) -> None:
         """Forget the last round, and start watching."""
         self.end()
-        self.clearings, self.clips, self.unscaled = [], [], []
+        self.clearings, self.clips, self.unscaled, self.through_scaler = [], [], [], set()
         self._watch(torch.amp.GradScaler, "unscale_", self._unscaled, False)
+        self._watch(torch.amp.GradScaler, "step", self._unscaled, False)
+        scale = standing(torch.amp.GradScaler, "scale")
+        self._patches.set(torch.amp.GradScaler, "scale", self._core.listener(scale, None, self._note_scaled))
         for owner in (Optimizer, nn.Module):
             self._watch(owner, "zero_grad", self._cleared, False)
         for owner, name, is_given_list in _torch.clip_functions():
@@ -82,6 +89,23 @@ class ClipCalls:
         """Restore the originals."""
         self._patches.undo()
 
+    def is_scaled(self, outputs: Any) -> bool:
+        """Whether a backward starts at what a ``GradScaler`` gave in the round before, by another scale than one."""
+        given = next(iter(outputs), None)
+        return torch.is_tensor(given) and self._scaled.get(id(given)) is given
+
+    @property
+    def has_scale(self) -> bool:
+        """Whether the scaler of the last scaled loss is PyTorch's own, and its scale not one; waits for the device."""
+        scaler = None if self._scaler is None else self._scaler()
+        is_plain = scaler is not None and type(scaler).unscale_ is torch.amp.GradScaler.unscale_
+        return is_plain and scaler is not None and bool(scaler.get_scale() != 1)
+
+    def _note_scaled(self, _: Any, args: tuple[Any, ...], __: dict[str, Any], result: Any) -> None:
+        if type(result) in _torch.PLAIN_TENSORS and args[0].is_enabled():
+            self._scaler = weakref.ref(args[0])
+            self._guard.run(lambda: self._scaled.set(id(result), result))
+
     def _watch(self, owner: Any, name: str, note: Callable[[str, Any, Any, Any], None], lists: bool) -> None:
         """Wrap ``owner.name``; ``lists`` says whether it may take a generator, which must be kept for the call."""
         original, core = standing(owner, name), self._core
@@ -89,7 +113,7 @@ class ClipCalls:
         def called(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if args and not _torch.is_compiling():
                 stack, caller = core.stack(1), writer_pure.caller(1)
-                bound = kwargs.get("max_norm", args[1] if len(args) > 1 else None)
+                bound = kwargs.get("max_norm", args[1] if len(args) > 1 else kwargs.get("optimizer"))
                 is_run_out = name != "zero_grad" and _torch.is_empty_generator(args[0], caller)
                 taken = [] if is_run_out else args[0]
                 with _torch.hushed(), torch.no_grad():
@@ -110,8 +134,10 @@ class ClipCalls:
         held = owner.parameters() if isinstance(owner, nn.Module) else _torch.parameters_of(owner)
         self.clearings.append(Clearing(self._core.tick(), stack, name, frozenset(map(id, held))))
 
-    def _unscaled(self, name: str, scaler: Any, _: Any, stack: RawStack) -> None:
-        self.unscaled.append((self._core.tick(), weakref.ref(scaler)))
+    def _unscaled(self, name: str, scaler: Any, how: tuple[Any, bool], stack: RawStack) -> None:
+        self.through_scaler.add(id(how[0]))
+        if name == "unscale_":
+            self.unscaled.append((self._core.tick(), weakref.ref(scaler)))
 
     def _clipped(self, name: str, given: Any, how: tuple[Any, bool], stack: RawStack) -> None:
         bound, is_run_out = how

@@ -4,6 +4,9 @@ Checked in the 4th, 8th, 16th … round of a line, and at the end: between two c
 optimizer has not, and another optimizer with groups of its own has updated the same parameters with an unchanged
 rate. An optimizer with a scheduler of its own is no such case: optimizers may take turns.
 
+And rates that are written into what ``optimizer.state_dict()`` returns, which nothing keeps: its groups are copies.
+
+Row ``setting_of_a_copy``: roles ``written`` (``name`` is the optimizer's class); the call is the site.
 Row: ``schedule_without_effect``. Roles: ``scheduler`` (where it was made; ``name`` is its class), ``optimizer`` (where
 its optimizer was made; ``name``), ``other`` (where the stepping one was made; ``name``), ``stepped`` (its step).
 """
@@ -14,15 +17,18 @@ from typing import Any, NamedTuple
 
 from torch.optim.optimizer import Optimizer
 
-from gradsan import _torch
+from gradsan import _torch, source
 from gradsan.detect.meaning.made import Made, Making
+from gradsan.detect.one_tensor.second_names import at_line
 from gradsan.model import Clue
-from gradsan.record.detector import Finder, Run
+from gradsan.record.detector import Finder, Guard, Run
+from gradsan.record.log import RawStack
+from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, StepRecord
 
-ROW = "schedule_without_effect"
-_ADVANCED, _STEPS = 2, 2
+ROW, COPY = "schedule_without_effect", "setting_of_a_copy"
+_ADVANCED, _STEPS, _STACKS = 2, 2, 64
 
 
 class _Look(NamedTuple):
@@ -37,10 +43,33 @@ class _Look(NamedTuple):
 class IdleSchedules(Finder):
     """Checks the live schedulers in some rounds; findings go to ``found``."""
 
+    part = "states of optimizers"
+
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._steps, self._making = run.steps, run.get(Making)
         self._seen = self._notes(dict[int, _Look]())
+
+    def install(self, patches: Patches, guard: Guard) -> None:
+        core = self._core
+
+        def given(_: Any, args: tuple[Any, ...], __: dict[str, Any], ___: Any) -> None:
+            if core.backwards and not _torch.is_compiling():
+                stack = core.stack(1)
+                guard(lambda: self._look_at_state(args[0], stack))
+
+        patches.set(Optimizer, "state_dict", core.listener(standing(Optimizer, "state_dict"), None, given))
+
+    def _look_at_state(self, optimizer: Optimizer, stack: RawStack) -> None:
+        if stack in self._described or len(self._described) > _STACKS:
+            return
+        self._described.add(stack)
+        site = symbolise(stack)
+        frame = site.user_frame
+        line = None if frame is None else source.writes_into_result(frame, "param_groups")
+        if frame is not None and line is not None:
+            name = type(optimizer).__name__
+            self._report_at(COPY, stack, Clue("written", at_line(site, frame, line), name=name))
 
     def before_round(self, entry: RawBackward, rounds: int) -> None:
         if rounds >= 4:

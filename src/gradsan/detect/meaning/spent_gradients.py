@@ -17,7 +17,8 @@ generator, ``spent`` where it came after the step, ``of_last_step`` where the st
 ``dropped`` where it made a tensor that nothing takes,
 ``others`` where no optimizer has what it was given, ``scaled`` where a ``GradScaler`` unscales later), ``stepped``.
 ``result_dropped``, of a parameter: role ``written`` (the call; ``name``; ``op``; ``values``: ``shape``, ``dtype``,
-``device``).
+``device``). ``update_dropped``, of a gradient (``g = g / n`` after ``g = p.grad``): role ``written``; ``op`` is that.
+And the row of :mod:`gradsan.detect.meaning.wrong_steps`.
 """
 
 from __future__ import annotations
@@ -47,13 +48,16 @@ from gradsan.record.user_hooks import has_tensor_hooks
 
 if TYPE_CHECKING:
     from gradsan.detect.meaning.idle_clips import IdleClip
+    from gradsan.detect.meaning.wrong_steps import WrongStep
 
 THROWN, CLIPPED, DROPPED = "gradient_thrown_away", "clip_without_effect", "result_dropped"
+BOUND = "update_dropped"
 _NO_READ = CLEARS | {"detach", "detach_", "requires_grad_", "_amp_foreach_non_finite_check_and_unscale_"}
 _HOOKED = "BackwardHookFunctionBackward"
 _CLAMPS = frozenset({"clamp", "clip", "clamp_min", "clamp_max", "nan_to_num"})
 _OUT_OF_PLACE = _CLAMPS | {"lerp", "add", "sub", "mul", "div", "addcmul", "addcdiv"}
-_ROUNDS_WITHOUT_STEP = 16
+_OPERATORS = frozenset({"__add__", "__sub__", "__mul__", "__truediv__", "__radd__", "__rsub__", "__rmul__"})
+_ROUNDS_WITHOUT_STEP, _LINES_BOUND = 16, 64
 
 
 class _Gradient(NamedTuple):
@@ -77,8 +81,9 @@ class SpentGradients(RoundDetector):
         self._leaves: list[Any] = []
         self._gradients: list[_Gradient] = []
         self._storages: set[int] = set()
-        self._is_read = self._is_clipped = False
+        self._is_read = self._is_clipped = self._is_scaled = self._is_suspect = False
         self._dropped: dict[RawStack, tuple[str, dict[str, Any] | None]] = {}
+        self._bound: dict[RawStack, dict[str, Any]] = {}
         self._taken = collections.Counter[tuple[RawStack, tuple[str, int, int]]]()
         self._owned = frozenset[int]()
         self._refilled: list[tuple[int, frozenset[int]]] = []
@@ -113,22 +118,40 @@ class SpentGradients(RoundDetector):
         self._leaves = [_torch.weak_tensor(one) for one in reversed(leaves)]
         self._gradients, self._refilled, self._dropped = [], [], {}
         self._taken.clear()
-        self._is_read = self._is_clipped = False
+        self._bound.clear()
+        self._is_read = self._is_clipped = self._is_suspect = False
         self._storages.clear()
-        self._begun = entry.clock
+        self._begun, self._is_scaled = entry.clock, self._calls_of_program.is_scaled(entry.outputs)
         self._calls_of_program.begin()
         self._listeners.call_after_backward(self.after_backward)
         return True
 
     def goes_on(self, entry: RawBackward) -> bool:
-        """Whether gradients were cleared in a round without a step."""
-        is_wanted = entry.stack in self._unstepped and entry.stack not in self._described
+        """Whether gradients were cleared in a round without a step, or were scaled at one."""
+        is_wanted = (entry.stack in self._unstepped and entry.stack not in self._described) or self._is_suspect
         self._gone_on += is_wanted
         return is_wanted and self._gone_on <= _ROUNDS_WITHOUT_STEP
 
     @_torch.hushed()
+    def first_step(self, optimizer: Any) -> None:
+        """Check an optimizer's first step: flags that were to freeze what it has, and its closure."""
+        from gradsan.detect.meaning.wrong_steps import UNREAD, unfed_closure, unread_flags
+
+        self._report_wrong(unfed_closure(self._core, self._steps.steps, optimizer))
+        stack = self._core.stack()
+        for clue in unread_flags(optimizer, sys._getframe(1)):
+            if clue.site not in self._described:
+                self._described.add(clue.site)
+                self._report_at(UNREAD, stack, clue, Clue("stepped", name=type(optimizer).__name__))
+
+    @_torch.hushed()
     def settle(self) -> None:
         """Report the lines whose gradients no step has used until the end, and clips of what stayed frozen."""
+        if len(self._steps.steps) > 1:
+            from gradsan.detect.meaning.wrong_steps import steps_at_the_end
+
+            for one in steps_at_the_end(self._core, self._steps.steps, self._optimizers()):
+                self._report_wrong(one)
         for stack, idle in self._frozen:
             if idle.is_frozen:
                 self._report_clip(stack, idle)
@@ -165,6 +188,12 @@ class SpentGradients(RoundDetector):
                 stack = self._core.stack()
                 self._dropped[stack] = op, _torch.facts_of(args[0]) if is_kept or storage in self._owned else None
                 self._taken[stack, (op, storage, int(args[0].storage_offset()))] += 1
+        if self._storages and (op in _OPERATORS or op in _OUT_OF_PLACE) and len(self._bound) < _LINES_BOUND:
+            one = next(
+                (one for one in args if torch.is_tensor(one) and _torch.storage_or_none(one) in self._storages), None
+            )
+            if one is not None:
+                self._bound.setdefault(self._core.stack(), _torch.facts_of(one))
         if self._storages and not self._is_read and op not in _NO_READ:
             given = _torch.tensors_in((args, kwargs))
             if any(_torch.storage_or_none(one) in self._storages for one in given):
@@ -189,14 +218,29 @@ class SpentGradients(RoundDetector):
         self._judge_dropped(entry, steps)
         from gradsan.detect.meaning.idle_clips import Round
 
-        optimizers = [one for one, _ in self._making.optimizers()]
-        for idle in Round(self._calls_of_program, steps, writes, self._refilled, optimizers).idle_clips():
+        if self._is_scaled and self._gradients and not (self._is_read or self._is_clipped):
+            from gradsan.detect.meaning.wrong_steps import scaled_step
+
+            pairs = [(one.own, one.storage) for one in self._gradients]
+            later = [clock for clock, _ in self._refilled]
+            wrong = scaled_step(entry.stack, self._calls_of_program, steps, writes, pairs, later, self._optimizers())
+            self._is_suspect = wrong is not None and wrong.stack not in self._described
+            if wrong is not None and self._is_second(wrong.stack):
+                self._report_wrong(wrong)
+        for idle in Round(self._calls_of_program, steps, writes, self._refilled, self._optimizers()).idle_clips():
             if not self._is_second(idle.clip.stack):
                 continue
             if idle.frozen:
                 self._frozen.append((entry.stack, idle))
             elif not (idle.may_be_read and program_reads_gradients(sys._getframe(1))):
                 self._report_clip(entry.stack, idle)
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        return [one for one, _ in self._making.optimizers()]
+
+    def _report_wrong(self, wrong: WrongStep | None) -> None:
+        if wrong is not None:
+            self._report_at("step_without_its_gradients", wrong.stack, *wrong.clues())
 
     def _judge_dropped(self, entry: RawBackward, steps: list[StepRecord]) -> None:
         """Report ``p.grad.clamp(-1, 1)`` or ``average.lerp(p, 0.1)`` as a statement: it changes nothing.
@@ -205,6 +249,13 @@ class SpentGradients(RoundDetector):
         """
         own = {one.own for one in self._gradients}
         step = next((one for one in steps if not own.isdisjoint(one.storages)), None)
+        for stack, held in self._bound.items() if step is not None else ():
+            frame = (site := symbolise(stack)).user_frame
+            dropped = None if frame is None else source.dropped_update(frame)
+            if dropped is not None and dropped[1] is not None and site not in self._described:
+                self._described.add(site)
+                clue = Clue("written", site, name=dropped[0], op=dropped[1], values=held)
+                self._report_at(BOUND, entry.stack, clue)
         sites = {stack: symbolise(stack) for stack in self._dropped}
         drops = {stack for stack, one in sites.items() if one.user_frame and source.drops_result(one.user_frame)}
         times = collections.Counter[tuple[str, int, int]]()

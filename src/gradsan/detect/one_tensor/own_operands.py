@@ -151,10 +151,10 @@ class OwnOperands(RoundDetector):
         for stack in [one for one in self._computed if is_last and one not in self._described]:
             self._described.add(stack)
             frame = (site := symbolise(stack)).user_frame
-            name = None if frame is None else source.dropped_update(frame)
-            if frame is not None and name is not None and (frame.file, frame.line) not in self._described:
+            dropped = None if frame is None else source.dropped_update(frame)
+            if frame is not None and dropped is not None and (frame.file, frame.line) not in self._described:
                 self._described.add((frame.file, frame.line))
-                held = source.walked_over(frame, name)[0]
+                name, held = dropped[0], dropped[1] or source.walked_over(frame, dropped[0])[0]
                 clue = Clue("written", site, name=name, op=held, values=self._computed[stack])
                 self._found(Failure(DROPPED, "", "", symbolise(entry.stack), (clue,), raised=False))
         due = [one for one in self._own if is_last and one not in self._described]

@@ -1,4 +1,4 @@
-"""GS423 to GS426, and GS420 for an update that nobody gets: what has no effect in a training.
+"""GS423 to GS427, and GS420 for an update that nobody gets: what has no effect in a training.
 
 All of them run; PyTorch reports nothing. That something else was intended is a conclusion from many
 rounds, and each is a warning, except where parameters may well have been left out on purpose.
@@ -199,6 +199,72 @@ def schedule_without_effect(failure: Failure) -> Diagnosis | None:
             *parts.used(failure, "label.steps_unscheduled", values),
         ),
         fixes=(parts.fix("schedule_anew", "changed", values),),
+    )
+
+
+def setting_of_a_copy(failure: Failure) -> Diagnosis | None:
+    """GS426, a warning, for a rate that is written into what ``state_dict()`` of an optimizer returns."""
+    written = failure.clue("written")
+    if written is None:
+        return None
+    values = {"optimizer": written.name}
+    return parts.diagnosis(
+        failure,
+        "GS426",
+        "schedule_without_effect",
+        values=values,
+        severity="warning",
+        words=failure.row,
+        labels=(
+            *parts.used(failure, "label.copies_settings", values),
+            *parts.label_of(written, "written", "label.sets_copy", values),
+        ),
+        fixes=(parts.fix("set_in_groups", "changed", values),),
+    )
+
+
+def flag_unread(failure: Failure) -> Diagnosis | None:
+    """GS703 or GS704, a warning, for a flag that was to freeze what an optimizer updates."""
+    written, stepped = failure.clue("written"), failure.clue("stepped")
+    if written is None or stepped is None:
+        return None
+    is_spelled = written.op == "requires_grad"
+    code, slug = ("GS704", "flag_on_module") if is_spelled else ("GS703", "attribute_misspelt")
+    values = {"owner": written.name, "flag": written.op, "optimizer": stepped.name}
+    return parts.diagnosis(
+        failure,
+        code,
+        slug,
+        values=values,
+        severity="warning",
+        labels=(
+            *parts.label_of(written, "written", f"label.{slug}", values),
+            *parts.used(failure, "label.steps_unfrozen", values),
+        ),
+        fixes=(parts.fix(f"mend_{slug}", "changed", values),),
+    )
+
+
+def wrong_gradients(failure: Failure) -> Diagnosis | None:
+    """Diagnose every such failure as a warning."""
+    stepped, filled = failure.clue("stepped"), failure.clue("filled")
+    if stepped is None:
+        return None
+    kind, values = str(stepped.values["kind"]), {"optimizer": stepped.name}
+    step, backward = failure.site.user_frame, None if filled is None else filled.user_frame
+    lines = source.step_by_scaler(step, backward) if kind == "scaled" and step and backward else ()
+    return parts.diagnosis(
+        failure,
+        "GS427",
+        "step_without_its_gradients",
+        values=values,
+        severity="warning",
+        words=f"step_{kind}",
+        labels=(
+            *parts.label_of(filled, "note", f"label.fills_step_{kind}", values),
+            *parts.used(failure, f"label.steps_{kind}{'_still' if kind == 'scaled' else ''}", values),
+        ),
+        fixes=(parts.fix(f"step_{kind}", "changed", values, lines=lines),),
     )
 
 

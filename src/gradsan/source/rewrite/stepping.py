@@ -79,6 +79,53 @@ def later_backward_to_its_step(backward: Frame) -> Lines:
     return ()
 
 
+def steps_without_backward(step: Frame, backward: Frame) -> bool:
+    """Whether each round of a loop computes a loss and steps, and an ``if`` chooses those that run the backward.
+
+    Where the file sets some ``.grad`` itself, it may be another gradient.
+    """
+    stepped, filled = statement_at(step), statement_at(backward)
+    if stepped is None or filled is None or not stepped.loops or stepped.loops != filled.loops:
+        return False
+    source, inside = stepped.source, list(ast.walk(stepped.loops[-1]))
+    around = {one for one, _ in source.ancestors(stepped.node)}
+    chosen = [one for one, _ in source.ancestors(filled.node) if isinstance(one, ast.If) and one not in around]
+    apart = {inner for one in chosen if one in inside for inner in ast.walk(one)}
+    bound = names_bound([one for one in inside if isinstance(one, ast.Assign) and one not in apart])
+    stores = (one.attr for one in source.nodes if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store))
+    is_beside = filled.node in apart and stepped.span.line > filled.span.line and "grad" not in stores
+    return is_beside and not bound.isdisjoint(names_read([filled.node]))
+
+
+def step_by_scaler(step: Frame, backward: Frame) -> Lines:
+    """The changed line that has the scaler make the step, and update: ``scaler.step(optimizer)``."""
+    stepped, filled = statement_at(step), statement_at(backward)
+    name, optimizer = (None, "") if stepped is None else _method_of(stepped.node)
+    scaled = (
+        None
+        if filled is None
+        else next(
+            (
+                ast.unparse(one.func.value)
+                for one in ast.walk(filled.node)
+                if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr == "scale"
+            ),
+            None,
+        )
+    )
+    if stepped is None or filled is None or name != "step" or scaled is None or stepped.function is not filled.function:
+        return ()
+    call = stepped.node.value if isinstance(stepped.node, ast.Expr) else None
+    if not is_whole_lines(stepped.source, stepped.node) or not isinstance(call, ast.Call) or call.args or call.keywords:
+        return ()
+    line = stepped.span.line
+    text = stepped.source.lines[line - 1]
+    indentation = text[: len(text) - len(text.lstrip())]
+    updates = any(isinstance(one, ast.stmt) and _method_of(one) == ("update", scaled) for one in stepped.source.nodes)
+    calls = [f"{scaled}.step({optimizer})", *([] if updates else [f"{scaled}.update()"])]
+    return ((stepped.source.file, line, "\n".join(f"{indentation}{one}" for one in calls)),)
+
+
 def _step_without_backward(source: SourceFile, block: list[ast.stmt], at: int) -> int | None:
     """The one step of the block that runs after its ``zero_grad()`` without a backward, if no step uses that at ``at``.
 

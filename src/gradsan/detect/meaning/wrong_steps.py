@@ -1,0 +1,172 @@
+"""Steps that use no gradients of their own loss, or update what was to be frozen.
+
+Gradients of ``scaler.scale(loss).backward()`` that reach a step of PyTorch's own optimizers as they are: nobody has
+unscaled, read or written them. Steps between which no backward runs and no gradient is cleared, where the source shows
+that an ``if`` of the same loop chose the backward, and no round lacks a loss: a phase of validation that steps.
+A closure of LBFGS, evaluated several times in a step, that leaves the gradients as they were. And a program that
+records a graph and steps, round after round, without any backward.
+
+And ``requires_grad = False`` that was set on a module, or misspelt, while an optimizer updates the parameters.
+
+Row: ``step_without_its_gradients``. Roles: ``stepped`` (the step; ``name``, the optimizer's; ``values``: ``kind``,
+``scaled``, ``again``, ``closure`` or ``no_backward``), ``filled`` (the backward that has filled the gradients).
+Row: ``flag_unread``. Roles: ``written`` (the statement; ``name``, its owner; ``op``, the attribute), ``stepped``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from types import FrameType
+from typing import NamedTuple
+
+import torch
+from torch.optim import LBFGS, Optimizer
+
+from gradsan import _torch, source
+from gradsan.detect.kept_gradients import files_of_program
+from gradsan.detect.meaning.clip_calls import CLEARS, ClipCalls
+from gradsan.graph import naming
+from gradsan.graph.live import value_of
+from gradsan.model import Clue, Frame, Site
+from gradsan.record.log import Core, RawStack, RawWrite, backward_calls, logged_writes
+from gradsan.record.stacks import symbolise
+from gradsan.record.steps import StepRecord
+
+ROW, UNREAD = "step_without_its_gradients", "flag_unread"
+_FLAG = "requires_grad"
+_PAIRS, _STEPS = 2, 3
+
+
+class WrongStep(NamedTuple):
+    """A step with other gradients: the stack to report it at, and that of the backward, where there is one."""
+
+    kind: str
+    stack: RawStack
+    optimizer: str
+    filled: RawStack | None = None
+
+    def clues(self) -> tuple[Clue, ...]:
+        """Return the clues of the report."""
+        stepped = Clue("stepped", symbolise(self.stack), name=self.optimizer, values={"kind": self.kind})
+        return (stepped, *(() if self.filled is None else (Clue("filled", symbolise(self.filled)),)))
+
+
+def scaled_step(
+    filled: RawStack,
+    calls: ClipCalls,
+    steps: list[StepRecord],
+    writes: list[RawWrite],
+    gradients: Iterable[tuple[int, int]],
+    refilled: list[int],
+    optimizers: list[Optimizer],
+) -> WrongStep | None:
+    """Return the first step of a round that uses scaled gradients; these are given as (memory of the leaf, its own).
+
+    ``refilled`` are the clocks of the round's later backwards.
+    """
+    known = {id(one): one for one in optimizers}
+    for record in steps:
+        optimizer = known.get(record.identity)
+        held = {own: grad for own, grad in gradients if own in record.storages}
+        is_plain = type(optimizer).__module__.startswith("torch.optim.") and not _torch.has_step_hooks(optimizer)
+        if not held or not is_plain or record.identity in calls.through_scaler:
+            continue
+        changed = any(raw.storage in held.values() and raw.clock < record.clock for raw in writes)
+        cleared = any(one.clock < record.clock for one in calls.clearings)
+        if not (changed or cleared or any(clock < record.clock for clock in refilled)):
+            return WrongStep("scaled", record.stack, record.optimizer, filled) if calls.has_scale else None
+    return None
+
+
+def steps_at_the_end(core: Core, steps: list[StepRecord], optimizers: list[Optimizer]) -> Iterator[WrongStep]:
+    """Yield what the logs show as watching ends: steps with gradients of earlier ones, and steps without a backward."""
+    by_optimizer = defaultdict[int, list[StepRecord]](list)
+    for record in steps:
+        if record.end is not None:
+            by_optimizer[record.identity].append(record)
+    calls = [(call.clock, call.stack) for call in backward_calls(core)]
+    clears = [raw.clock for raw in logged_writes(core) if raw.op in CLEARS]
+    grads = {_torch.storage_or_none(one.grad) for one in _torch.parameters_of(*optimizers) if one.grad is not None}
+    writes = [raw.clock for raw in logged_writes(core) if raw.storage in grads]
+    told = set[RawStack]()
+    # A fused step moves no version counter.
+    is_fused = any(group.get("fused") for one in optimizers for group in one.param_groups)
+    for records in by_optimizer.values():
+        if not (core.backwards or is_fused) and _are_idle(records) and records[-1].stack not in told:
+            told.add(records[-1].stack)
+            yield WrongStep("no_backward", records[-1].stack, records[-1].optimizer)
+        repeated = defaultdict[RawStack, list[StepRecord]](list)
+        for before, record in itertools.pairwise(records):
+            end = record.end or record.clock
+            is_moved = before.before != before.after and record.before != record.after
+            is_fed = any(before.clock < clock < end for clock, _ in calls)
+            is_changed = any((before.end or 0) < clock < record.clock for clock in (*clears, *writes))
+            if is_moved and not is_fed and not is_changed and before.sequence == record.sequence:
+                repeated[record.stack].append(record)
+        for stack, found in repeated.items():
+            filled = next((one for clock, one in reversed(calls) if clock < found[-1].clock), None)
+            if len(found) >= _PAIRS and filled is not None and stack not in told and _is_beside(stack, filled):
+                told.add(stack)
+                yield WrongStep("again", stack, found[-1].optimizer, filled)
+
+
+def unfed_closure(core: Core, steps: list[StepRecord], optimizer: Optimizer) -> WrongStep | None:
+    """Return the step of an LBFGS that has just evaluated its closure several times, and got the same gradient."""
+    record = next((one for one in reversed(steps) if one.identity == id(optimizer)), None)
+    if not isinstance(optimizer, LBFGS) or record is None:
+        return None
+    if any(call.clock > record.clock for call in backward_calls(core)):
+        return None
+    held = list(_torch.parameters_of(optimizer))
+    state = optimizer.state.get(held[0]) or {}
+    before = state.get("prev_flat_grad")
+    if state.get("n_iter", 0) < _PAIRS or before is None or any(one.grad is None for one in held):
+        return None
+    with torch.no_grad():
+        now = torch.cat([one.grad.reshape(-1) for one in held if one.grad is not None])
+        is_same = now.shape == before.shape and torch.equal(now, before) and bool(now.any())
+    return WrongStep("closure", record.stack, record.optimizer) if is_same else None
+
+
+_MISSPELT = re.compile(r"_?requi\w*gr\w*d\w*")
+
+
+def unread_flags(optimizer: Optimizer, frame: FrameType) -> Iterator[Clue]:
+    """Yield the flags that were to freeze parameters which an optimizer updates, by the statement that set them."""
+    held = {id(one): one for one in _torch.parameters_of(optimizer) if one.requires_grad}
+    own = {name for one in held.values() for name, value in getattr(one, "__dict__", {}).items() if value is False}
+    files = files_of_program(frame)
+    for name in sorted(filter(_MISSPELT.fullmatch, own)):
+        for file in files:
+            for flag in source.flags_cleared(file, name)[:1]:
+                yield _flag_clue(file, flag, name)
+    flags = [(file, flag) for file in files for flag in source.flags_cleared(file, _FLAG) if not flag.is_of_parameters]
+    modules = [one for one in naming.all_modules_alive() if vars(one).get(_FLAG) is False] if flags else []
+    frozen = [one for one in modules if any(id(parameter) in held for parameter in one.parameters())]
+    for file, flag in flags if frozen else ():
+        at: FrameType | None = frame
+        while at is not None and not any(value_of(at, flag.owner) is one for one in frozen):
+            at = at.f_back
+        if at is not None or len(flags) == 1:
+            yield _flag_clue(file, flag, _FLAG)
+
+
+def _flag_clue(file: str, flag: source.Flag, name: str) -> Clue:
+    place = Frame(file, flag.line, "", is_user=True)
+    return Clue("written", Site((place,)), name=flag.owner, op=name)
+
+
+def _are_idle(records: list[StepRecord]) -> bool:
+    """Whether the steps have changed nothing, and Nodes were made from each to the next."""
+    return len(records) >= _STEPS and all(
+        before.sequence < after.sequence and after.before == after.after
+        for before, after in itertools.pairwise(records)
+    )
+
+
+def _is_beside(step: RawStack, backward: RawStack) -> bool:
+    stepped, filled = symbolise(step).user_frame, symbolise(backward).user_frame
+    return stepped is not None and filled is not None and source.steps_without_backward(stepped, filled)
