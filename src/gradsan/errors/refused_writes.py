@@ -4,7 +4,7 @@ Roles: ``target`` (the written tensor, else the operand that the message is abou
 ``op`` the operation; ``values``: ``part`` the written expression, ``backwards`` before it and, where it was found,
 ``known_as`` its name in a module or, of a ``for`` loop's variable, another one, ``shape``, ``dtype``, ``device``,
 ``is_parameter``, ``is_leaf``, ``requires_grad``, ``has_grad``, of a leaf ``value_learns``: what is written to it is
-computed by a network), ``made`` (the operation that made it, where it is the
+computed by a network, ``leaves_beside`` the other leaves that the statements behind it write alike), ``made`` (the operation that made it, where it is the
 result of one).
 
 Roles: ``base_written`` (a logged write to the memory of the view since it was made), ``hooked_module`` (a module with
@@ -111,6 +111,7 @@ def gather_written(context: Context) -> tuple[Clue, ...]:
     values = {"part": part, "backwards": context.core.backwards, **facts}
     if tensor is not None and context.row in _LEAF_ROWS:
         values["value_learns"] = _value_learns(context.frame, own, tensor)
+        values["leaves_beside"] = _leaves_beside(context.frame, own, bool(values["value_learns"]))
     target = Clue("target", context.site, name=name, op=op, values=values)
     made = made_by(context.core, tensor)
     return (target,) if made is None else (target, made)
@@ -127,6 +128,17 @@ def _value_learns(frame: FrameType, own: Frame, written: Any) -> bool:
         return True
     names = source.consumed_names(statement)
     return first_named(frame, names, lambda one: learns_elsewhere(one, written)) is not None
+
+
+def _leaves_beside(frame: FrameType, own: Frame, value_learns: bool) -> tuple[str, ...]:
+    """The other variables that later statements of the block write alike, where PyTorch refuses that, too."""
+    found = []
+    for behind in source.written_behind(own):
+        written = source.writing_at(behind)
+        tensor = None if written is None else tensor_of(frame, written.target)
+        if written is not None and tensor is not None and _is_leaf_with_grad(tensor):
+            found += [written.target] if _value_learns(frame, behind, tensor) == value_learns else []
+    return tuple(dict.fromkeys(found))
 
 
 def _operand(context: Context) -> tuple[str, Any] | None:

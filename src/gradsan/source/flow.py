@@ -360,6 +360,15 @@ def _is_noise(node: ast.expr, frame: Frame) -> bool:
     return False
 
 
+def reads_later(frame: Frame, name: str) -> bool:
+    """Whether a later line of the function at ``frame`` reads ``name``: ``h``, ``self.weight``."""
+    statement = statement_at(frame)
+    if statement is None or statement.scope is None:
+        return False
+    later = (one for one in ast.walk(statement.scope) if getattr(one, "lineno", 0) > statement.span.end_line)
+    return any(chain_key(one) == name and isinstance(getattr(one, "ctx", None), ast.Load) for one in later)
+
+
 def is_of_copy(frame: Frame, name: str) -> bool:
     """Whether ``name``, or what it is a part of or is taken from in a loop, comes from a copy in its function."""
     statement = statement_at(frame)

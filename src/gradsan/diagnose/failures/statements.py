@@ -88,6 +88,33 @@ def new_tensor(failure: Failure, values: Mapping[str, object], *, of_view: bool 
     return tuple(sorted(fixes, key=lambda fix: not fix.lines))
 
 
+def new_tensors(failure: Failure, values: Mapping[str, object]) -> tuple[Fix, ...]:
+    """The suggestions of :func:`new_tensor`, with the same for other leaves that statements of the block write next."""
+    fixes, frame, target = new_tensor(failure, values), failure.site.user_frame, failure.clue("target")
+    leaves = _leaves_beside(failure)
+    for again in source.written_behind(frame, leaves) if frame is not None and target is not None else ():
+        written = source.writing_at(again)
+        suggest = {"out_of_place": _new_value, "clone_before_mutation": source.clone_before}
+        also = {
+            kind: () if written is None or change is None else source.changed_lines(again.file, change)
+            for kind, one in suggest.items()
+            for change in [None if written is None else one(again, written.op)]
+        }
+        fixes = tuple(
+            replace(fix, lines=(*fix.lines, *(one for one in also.get(fix.kind, ()) if one not in fix.lines)))
+            if fix.lines
+            else fix
+            for fix in fixes
+        )
+    return fixes
+
+
+def _leaves_beside(failure: Failure) -> tuple[str, ...]:
+    target = failure.clue("target")
+    beside = () if target is None else target.values.get("leaves_beside", ())
+    return tuple(map(str, beside)) if isinstance(beside, list | tuple) else ()
+
+
 def new_tensor_at(failure: Failure, writes: Sequence[Clue], values: Mapping[str, object]) -> tuple[Fix, ...]:
     """The suggestions of :func:`new_tensor` for the first of ``writes`` with a site, none for an unnamed tensor."""
     first = next((write for write in writes if write.site is not None), None)
@@ -227,8 +254,9 @@ def _advice(*kinds: str, changes: str = "", summary: str | None = None) -> _Fixe
     return fixes
 
 
-def _under_no_grad(failure: Failure) -> Lines:
-    return changed(failure, source.under_no_grad)
+def under_no_grad(failure: Failure) -> Lines:
+    """The refused write under ``no_grad``, and with it the others of the same update."""
+    return changed(failure, partial(source.under_no_grad, leaves=_leaves_beside(failure)))
 
 
 def _out_argument(failure: Failure, values: Mapping[str, object]) -> tuple[Fix, ...]:
@@ -237,7 +265,7 @@ def _out_argument(failure: Failure, values: Mapping[str, object]) -> tuple[Fix, 
     facts = {} if target is None else target.values
     new = without_out(failure, values)
     is_update = bool(facts.get("is_leaf") and facts.get("requires_grad"))
-    unrecorded = parts.fix("no_grad", "preserved", values, lines=_under_no_grad(failure))
+    unrecorded = parts.fix("no_grad", "preserved", values, lines=under_no_grad(failure))
     if not is_update:
         how = Message("help.write_unrecorded_how", dict(values))
         unrecorded = replace(unrecorded, meaning="changed", how_changed=how)
@@ -252,7 +280,7 @@ def _one_of_several_views(failure: Failure, values: Mapping[str, object]) -> tup
 def _unrecorded_view(failure: Failure, values: Mapping[str, object]) -> tuple[Fix, ...]:
     return (
         parts.fix("move_view_out_of_no_grad", "preserved", values),
-        parts.fix("no_grad", "changed", values, lines=_under_no_grad(failure), summary="help.write_unrecorded"),
+        parts.fix("no_grad", "changed", values, lines=under_no_grad(failure), summary="help.write_unrecorded"),
         *new_tensor(failure, values, of_view=True),
     )
 

@@ -22,6 +22,7 @@ GS308: an expanded tensor, whose elements share memory, was written in place.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from gradsan import heuristics, source
@@ -217,6 +218,8 @@ def _purpose(failure: Failure) -> str:
     in_setup = frame is not None and heuristics.sets_up(frame.function)
     if not in_setup and facts.get("is_leaf") is not False and _is_taken(failure):
         return "computation"
+    if not in_setup and _is_view_of_leaf(failure) and _is_for_forward(failure):
+        return "computation"
     if facts.get("has_grad") or (facts.get("is_parameter") and facts.get("backwards")):
         return "update"
     if not in_setup and _is_by_second_name(failure):
@@ -229,6 +232,29 @@ def _purpose(failure: Failure) -> str:
 def _op(failure: Failure) -> str:
     target = failure.clue("target")
     return "" if target is None else target.op or ""
+
+
+def _is_for_forward(failure: Failure) -> bool:
+    """Whether a view of a leaf is written for the rest of the forward, and not for the leaf.
+
+    That holds where a module's forward goes on with the view alone, and of a view that repeats the leaf (``expand``).
+    """
+    target, made, frame = failure.clue("target"), failure.clue("made"), failure.site.user_frame
+    name = None if target is None else target.name
+    if frame is None or name is None or _op(failure) in _PROJECTING or not source.reads_later(frame, name):
+        return False
+    if made is not None and (made.op or "").startswith("Expand"):
+        return True
+    in_module = any(one.function.endswith("._call_impl") and not one.is_user for one in failure.site.frames)
+    return in_module and _is_base_read(failure) is False
+
+
+def _is_base_read(failure: Failure) -> bool | None:
+    """Whether the function reads, after the write to ``w = self.weight.view(-1)``, ``self.weight``; None if unknown."""
+    target, frame = failure.clue("target"), failure.site.user_frame
+    bound = None if frame is None or target is None else source.definition_of(frame, target.name or "")
+    base = re.match(r"[\w.]+(?=\.\w+\(|\[)", bound.value) if bound is not None else None
+    return None if frame is None or base is None else source.reads_later(frame, base[0])
 
 
 def _is_by_second_name(failure: Failure) -> bool:
@@ -258,8 +284,8 @@ def _fixes(failure: Failure, purpose: str, values: Mapping[str, object]) -> tupl
     if purpose != "checkpoint" and _is_older_view(failure):
         again = statements.changed(failure, lambda frame: source.view_again(frame, str(values["name"])))
         return (parts.fix("view_again", "preserved", values, lines=again),)
-    outside = parts.fix("no_grad", "preserved", values, lines=statements.changed(failure, source.under_no_grad))
-    new = statements.new_tensor(failure, values)
+    outside = parts.fix("no_grad", "preserved", values, lines=statements.under_no_grad(failure))
+    new = statements.new_tensors(failure, values)
     frame = failure.site.user_frame
     # Bound to the name of the leaf, the result would be computed from again in the next round.
     is_repeated = frame is not None and source.runs_again_on_result(frame, _op(failure))
@@ -282,8 +308,10 @@ def _fixes(failure: Failure, purpose: str, values: Mapping[str, object]) -> tupl
     target = failure.clue("target")
     # A second name is meant for a computation, which in the parameter itself would be repeated in every forward.
     learns = (target is not None and bool(target.values.get("value_learns"))) or _is_by_second_name(failure)
-    if purpose == "checkpoint" or learns or _is_view_of_leaf(failure):
+    if purpose == "checkpoint" or learns or (_is_view_of_leaf(failure) and not _is_base_read(failure)):
         return new
+    if _is_base_read(failure):
+        return (outside,)
     return (outside, *new) if _is_for_caller(failure) else (*new, outside)
 
 

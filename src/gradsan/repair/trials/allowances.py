@@ -28,6 +28,9 @@ from gradsan.record.stacks import is_own_file
 
 _SPLITTING = frozenset({"unbind", "split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit", "split_with_sizes"})
 _EXPANDING = frozenset({"expand", "expand_as", "broadcast_to", "broadcast_tensors"})
+_CARRIED = frozenset(
+    "write_leaves renew_leaves record_out single_views record_views own_memory own_leaf_views".split()
+)
 _REFUSED_LEAF = ("a leaf Variable that requires grad", "a view of a leaf Variable")
 _REFUSED_OUT = "don't support automatic diff"
 
@@ -39,7 +42,7 @@ def allow(names: Iterable[str]) -> None:
     before, but ``x += y`` returns a new, recorded tensor. ``renew_results``: so does ``s = x.exp_()``. ``record_out``:
     an ``out=`` result is recorded, unless it is a leaf. ``single_views``: the views of one call are made one by one.
     ``record_views``: views made under ``no_grad`` are recorded. ``own_memory``: expanded tensors have memory of
-    their own. ``run_eagerly``: nothing is compiled. ``own_gradients``: hooks of tensors and the backward of Functions
+    their own. ``own_leaf_views``: so do recorded views of leaves. ``run_eagerly``: nothing is compiled. ``own_gradients``: hooks of tensors and the backward of Functions
     get copies of gradients. ``own_context``: Functions keep copies on ``ctx``.
     ``without_checkpoint``: checkpointed functions are run once, and their saved tensors are kept.
     ``release_gradients``: ``zero_grad`` fills copies with zeros, so that a graph on the gradients stays.
@@ -73,7 +76,7 @@ def allow(names: Iterable[str]) -> None:
     if "own_rank" in wanted:
         parallel = torch.nn.parallel.DistributedDataParallel
         parallel.__init__ = _by_itself(parallel.__init__)  # type: ignore[method-assign]
-    if wanted & {"write_leaves", "renew_leaves", "record_out", "single_views", "record_views", "own_memory"}:
+    if wanted & _CARRIED:
         _Carrying(wanted).__enter__()  # type: ignore[no-untyped-call]
 
 
@@ -194,6 +197,8 @@ class _Carrying(TorchFunctionMode):
             return _one_by_one(result)
         if "own_memory" in self._wanted and name in _EXPANDING:
             return tuple(one.clone() for one in result) if isinstance(result, list | tuple) else result.clone()
+        if "own_leaf_views" in self._wanted and _is_recorded_view_of_leaf(result):
+            return result.clone()
         if "record_views" in self._wanted and torch.is_tensor(result) and _is_unrecorded_view(result, args):
             with torch.enable_grad():
                 return func(*args, **named)
@@ -223,6 +228,11 @@ class _Carrying(TorchFunctionMode):
             return _recorded_in(func, args, kwargs)
         with torch.no_grad():
             return func(*args, **kwargs)
+
+
+def _is_recorded_view_of_leaf(result: Any) -> bool:
+    base = result._base if torch.is_tensor(result) and result.grad_fn is not None else None
+    return base is not None and base.is_leaf and base.requires_grad
 
 
 def _is_trained(out: Any) -> bool:

@@ -7,13 +7,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited, text_with, without_keyword
 from gradsan.source.identifiers import binds, chain_key, leaf_name
 from gradsan.source.locate import Statement, statement_at
 from gradsan.source.tree import FunctionNode, SourceFile
+from gradsan.source.writing import written_root
 
 _SINGLE = (ast.Name, ast.Call, ast.Attribute, ast.Subscript, ast.Constant, ast.List, ast.Tuple)
 _SCALED = (ast.Add, ast.Sub, ast.Mult, ast.Div)
@@ -217,3 +219,18 @@ def _as_data(source: SourceFile, made: ast.Call) -> Edit | None:
         return None
     text = text_with(source, source.span(given), [])
     return Edit(source.span(made), text if isinstance(given, _SINGLE) else f"({text})")
+
+
+def written_behind(frame: Frame, names: Collection[str] | None = None) -> list[Frame]:
+    """The later statements of the block of ``frame`` that write variables in place, those of ``names`` where given."""
+    statement = statement_at(frame)
+    if statement is None:
+        return []
+    parent, field = statement.source.parents[statement.node]
+    block = getattr(parent, field, None)
+    later = block[block.index(statement.node) + 1 :] if isinstance(block, list) else []
+    roots = [(one, written_root(one)) for one in later]
+    spans = [statement.source.span(one) for one, root in roots if root is not None and (names is None or root in names)]
+    return [
+        replace(frame, line=one.line, column=one.column, end_line=one.end_line, end_column=one.end_column) for one in spans
+    ]

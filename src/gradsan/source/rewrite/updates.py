@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
@@ -24,13 +24,14 @@ from gradsan.source.tree import SourceFile, Span, indentation_of
 from gradsan.source.writing import writes_beside, written_root
 
 
-def under_no_grad(frame: Frame) -> Change | None:
+def under_no_grad(frame: Frame, leaves: Collection[str] = ()) -> Change | None:
     """The statement at ``frame`` under ``with torch.no_grad():``; None where it shares its lines with others.
 
     The in-place statements after it that belong to the same update are included: those that write the same variable
     again or another attribute of the same object, or read gradients. So are definitions that only these statements
-    read, and the update in place, right before it, of what it copies. Writes of that variable elsewhere in the block
-    get a ``with`` of their own. A second name that is compared with the variable afterwards is bound to a copy.
+    read, and the update in place, right before it, of what it copies. Writes of that variable elsewhere in the block,
+    of ``leaves``, which PyTorch refuses as well, and those of other loops of the function that go through the same
+    leaves get a ``with`` of their own. A second name that is compared with the variable afterwards is bound to a copy.
     """
     statement = statement_at(frame)
     if statement is None or hasattr(statement.node, "body"):
@@ -42,14 +43,46 @@ def under_no_grad(frame: Frame) -> Change | None:
     if torch is None or not isinstance(block, list) or not _has_own_lines(source, statement.node):
         return None
     edits: list[Edit] = []
-    for node in writes_beside(source, statement.node):
+    also = {one for one in block if written_root(one) in leaves and _has_own_lines(source, one)}
+    beside = {*writes_beside(source, statement.node), *also}
+    for node in sorted(beside, key=lambda one: one.lineno):
         first = block.index(node)
         if first >= block.index(statement.node) and (not edits or source.span(node).line > edits[-1].span.end_line):
-            last = block[_last_of_update(source, block, first)]
+            last = block[_last_of_update(source, block, first, leaves)]
             while not edits and first > 0 and _prepares(source, block[first - 1], node):
                 first -= 1
             edits.append(_within_no_grad(source, torch, block[first], last))
+    for other in _writes_of_same_leaves(source, statement.node, block):
+        around = getattr(source.parents[other][0], "body", [])
+        if other in around and _has_own_lines(source, other) and source.span(other).line > edits[-1].span.end_line:
+            edits.append(_within_no_grad(source, torch, other, around[_last_of_update(source, around, around.index(other))]))
     return edited(source, [*_second_name_copied(frame, written_root(statement.node)), *edits], "no_grad")
+
+
+def _writes_of_same_leaves(source: SourceFile, node: ast.stmt, block: list[ast.stmt]) -> list[ast.stmt]:
+    """The statements of later loops of the function that write a variable which goes through what that of ``node`` does.
+
+    ``p.add_(d)`` of ``for p, d in zip(net.parameters(), ds)`` after ``p.copy_(s)`` of another such loop.
+    """
+    loop = source.parents[node][0]
+    walked = _walked_by_variable(loop).get(written_root(node) or "")
+    scope = source.function(node) or source.module
+    found = []
+    for other in (one for one in ast.walk(scope) if isinstance(one, ast.For) and one is not loop):
+        same = {name for name, text in _walked_by_variable(other).items() if text == walked and walked is not None}
+        found += [one for one in other.body if written_root(one) in same and one not in block]
+    return sorted((one for one in found if one.lineno > node.lineno), key=lambda one: one.lineno)
+
+
+def _walked_by_variable(loop: ast.AST) -> dict[str, str]:
+    """The expression that each variable of a ``for`` loop goes through: that of ``p`` in ``for p, g in zip(ps, gs)``."""
+    if not isinstance(loop, ast.For):
+        return {}
+    targets, walked = [loop.target], [loop.iter]
+    if isinstance(loop.target, ast.Tuple) and isinstance(loop.iter, ast.Call) and leaf_name(loop.iter.func) == "zip":
+        targets, walked = loop.target.elts, loop.iter.args
+    pairs = zip(targets, walked, strict=False)
+    return {target.id: ast.unparse(value) for target, value in pairs if isinstance(target, ast.Name)}
 
 
 def _second_name_copied(frame: Frame, written: str | None) -> list[Edit]:
@@ -167,7 +200,9 @@ def _has_own_lines(source: SourceFile, node: ast.stmt) -> bool:
     return is_movable and not head.strip() and (not tail or tail.startswith("#"))
 
 
-def _last_of_update(source: SourceFile, block: list[ast.stmt], first: int) -> int:
+def _last_of_update(
+    source: SourceFile, block: list[ast.stmt], first: int, leaves: Collection[str] = ()
+) -> int:
     """The index of the last statement of ``block`` that belongs to the update which begins at ``first``."""
     root, last = written_root(block[first]), first
     for index in range(first + 1, len(block)):
@@ -177,7 +212,7 @@ def _last_of_update(source: SourceFile, block: list[ast.stmt], first: int) -> in
         other = written_root(node)
         if other is None and not _only_computes(node):
             break
-        is_of_update = other is not None and (_is_of_layer(other, root) or _mentions_gradient(node))
+        is_of_update = other is not None and (other in leaves or _is_of_layer(other, root) or _mentions_gradient(node))
         if is_of_update and _stays_within(source, block[first : index + 1]):
             last = index
     return last
