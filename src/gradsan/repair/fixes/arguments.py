@@ -32,17 +32,33 @@ def disable_inplace_module(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     A stack does not show which of several layers wrote; a run shows whether a single one is enough.
     """
     writer = diagnosis.title.values.get("writer") or diagnosis.explanation.values.get("writer")
-    if diagnosis.cause != "inplace_module" or not isinstance(writer, str):
+    is_refused = diagnosis.cause != "inplace_module"
+    if is_refused:
+        # Of layers that PyTorch refuses, the others of the class would be refused next.
+        writer = _layer_of(diagnosis) if blocks.advice(diagnosis, "disable_inplace_module") is not None else None
+    if not isinstance(writer, str):
         return ()
     found: list[Fix] = []
     for file in _files(diagnosis):
-        changes = inplace_layers_false(file, writer)
+        changes = inplace_layers_false(file, writer)[-1 if is_refused else 0 :]
         flags = inplace_attribute_false(file)
         kept = changes if len(changes) <= _MOST_PLACES else changes[-1:]
         for change in (*kept, *(() if flags is None else (flags,))):
             fix = blocks.fix("disable_inplace_module", changed_lines(file, change), writer=writer)
             found.append(fix)
     return tuple(found)
+
+
+def _layer_of(diagnosis: Diagnosis) -> str | None:
+    """``ReLU`` of a stack that ends in PyTorch's own ``ReLU.forward``."""
+    for label in blocks.labels(diagnosis, "written"):
+        for frame in reversed(label.site.frames):
+            layer, _, method = frame.function.rpartition(".")
+            if frame.is_user:
+                break
+            if method == "forward" and layer:
+                return layer
+    return None
 
 
 def _files(diagnosis: Diagnosis) -> list[str]:
