@@ -155,8 +155,12 @@ def _ran_again(context: Context, calls: Iterable[RawCall | None], order: list[No
     stacks = [call.stack for call in calls if call is not None]
     if any(core.ran_since(stack, by.sequence, thread) for stack in stacks):
         return True
-    younger = _younger(order, by)
-    return any(compiled.is_called_again(core, symbolise(stack), younger, thread) for stack in stacks)
+    # Python may have specialised a call since: then the same lines have another stack.
+    younger, sites = _younger(order, by), {symbolise(stack) for stack in stacks}
+    again = (_made_at(core, node, thread) for node in younger[:_MOST_LOOKED_AT])
+    if any(call is not None and symbolise(call.stack) in sites for call in again):
+        return True
+    return any(compiled.is_called_again(core, site, younger, thread) for site in sites)
 
 
 def _younger(order: list[Node], by: PastBackward) -> list[Node]:

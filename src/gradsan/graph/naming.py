@@ -105,11 +105,25 @@ def held_graphs(nodes: Sequence[Node], frame: FrameType | None, moment: int) -> 
 
 
 def numbers_in(frame: FrameType | None) -> frozenset[str]:
-    """Return the names, and attributes of objects, bound to numbers or text alone in the frames of the user."""
+    """Return the names, and attributes of objects, bound to numbers or text alone in the frames of the user.
+
+    Lists and tuples of such count, and tensors of integers: nothing of them has a graph.
+    """
     bound = [pair for space in spaces_of(frame) for pair in space.variables.items()]
     bound += [part for name, value in bound if kind_of(value) == "object" for part in parts_of(name, value)]
-    others = {name for name, value in bound if not isinstance(value, numbers.Number | str)}
+    others = {name for name, value in bound if not _is_number(value)}
     return frozenset(name for name, _ in bound) - others
+
+
+_MOST_NUMBERS = 100_000
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return 0 < len(value) <= _MOST_NUMBERS and all(isinstance(one, numbers.Number | str) for one in value)
+    if torch.is_tensor(value):
+        return not (value.is_floating_point() or value.is_complex())
+    return isinstance(value, numbers.Number | str)
 
 
 def _was_rewritten(tensor: torch.Tensor) -> bool:
