@@ -43,7 +43,7 @@ _TOPICS: tuple[tuple[Callable[[Context], Iterable[Clue]], Collection[str]], ...]
     (refused_writes.gather_written, (*refused_writes.OPERAND, *refused_writes.WRITTEN_ONLY)),
     (refused_writes.gather_stale_view, ("multi_view_base_written", "unrecorded_view_base_written")),
     (refused_writes.gather_hooked_modules, ("function_view_inplace",)),
-    (refused_writes.gather_live, ("no_graph",)),
+    (refused_writes.gather_live, ("no_graph", "unused_in_graph")),
     (refused_writes.gather_non_leaf, ("grad_of_non_leaf",)),
     (freed_graphs.gather_second_backward, ("freed_graph",)),
     (graph_nodes.gather_overlapping_writes, ("memory_overlap",)),

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gradsan.source.locate import *
     from gradsan.source.modules import *
     from gradsan.source.reuse import *
+    from gradsan.source.rewrite.asked import *
     from gradsan.source.rewrite.filled import *
     from gradsan.source.rewrite.finite import *
     from gradsan.source.rewrite.functions import *
@@ -77,6 +78,7 @@ _NAMES = {
     "reuse": (
         "SecondName argument_read_later collected_result copy_second_name is_made_in_round read_as_before second_name"
     ),
+    "rewrite.asked": "differentiated gradient_in_shape sum_differentiated",
     "rewrite.filled": "detach_behind_loop reads_filled",
     "rewrite.finite": "FiniteForm finite_forms",
     "rewrite.functions": (

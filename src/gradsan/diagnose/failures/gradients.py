@@ -14,6 +14,8 @@ and the suggestions; details of a failure come from its clues.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -21,6 +23,7 @@ from typing import Literal
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts, statements
+from gradsan.diagnose.failures.loss_without_graph import cuts_before, cuts_in_order, undone_cuts
 from gradsan.diagnose.needs import op_name
 from gradsan.model import Clue, Diagnosis, Failure, Fix, Lines, Message, NamedTensor, Severity, Site
 
@@ -259,7 +262,9 @@ def graph_rules(failure: Failure) -> Diagnosis | None:
     tensor = failure.clue("input") or failure.clue("loss")
     frame = failure.site.user_frame
     receiver = None if frame is None else source.method_receiver(frame)
-    name = (tensor.name if tensor is not None else None) or (receiver if failure.row == "output_not_scalar" else None)
+    asked = None if frame is None or failure.row != "output_not_scalar" else source.differentiated(frame)
+    name = tensor.name if tensor is not None and asked is None else None
+    name = name or asked or (receiver if failure.row == "output_not_scalar" else None)
     node = failure.clue("node")
     values = {
         "name": name or Message("label.the_tensor"),
@@ -269,6 +274,10 @@ def graph_rules(failure: Failure) -> Diagnosis | None:
         **failure.values,
     }
     fixes = rule.fixes
+    if asked is not None:
+        fixes = (("sum_differentiated", "preserved"),)
+    behind = cuts_before(failure, name) if failure.row == "unused_in_graph" and name is not None else ()
+    cuts = tuple(one for one in behind if one.kind == "gradient")
     before = None if frame is None or failure.row != "unused_in_graph" else source.computed_before_rounds(frame)
     if failure.row == "unused_in_graph" and tensor is not None and tensor.values.get("rebased"):
         fixes = (("take_before_write", "preserved"), *fixes)
@@ -284,6 +293,7 @@ def graph_rules(failure: Failure) -> Diagnosis | None:
         labels=(
             *parts.label_of(failure.clue("definition"), "note", "label.backward_defined", values),
             *(() if before is None else statements.at_frame("created", before[1], _once(before[0]))),
+            *(cuts_in_order(cuts) if cuts else ()),
             *parts.label_of(node, "created", "label.forward_of_function", values),
             *parts.label_of(failure.clue("rebased"), "written", "label.rebased_here", values),
             *parts.used(failure, f"label.{rule.label}", values),
@@ -291,6 +301,7 @@ def graph_rules(failure: Failure) -> Diagnosis | None:
         tensor=_tensor(failure, name),
         fixes=(
             *(() if before is None else _each_round(values)),
+            *undone_cuts(cuts),
             *(parts.fix(kind, meaning, values, lines=_lines(failure, kind, name)) for kind, meaning in fixes),
         ),
         notes=() if rule.note is None else (Message(f"note.{rule.note}"),),
@@ -305,6 +316,10 @@ def _lines(failure: Failure, kind: str, name: str | None) -> Lines:
     asked = failure.site.user_frame
     if kind == "wanted_input" and name is not None and asked is not None:
         return source.changed_lines(asked.file, source.wanted_where_bound(asked, name))
+    if kind == "sum_differentiated":
+        return source.changed_at(asked, source.sum_differentiated)
+    if kind == "fit_gradient" and _is_flat(failure):
+        return source.changed_at(asked, source.gradient_in_shape)
     defined, node = failure.clue("definition"), failure.clue("node")
     frame = None if defined is None else defined.shown_frame
     if kind != "return_one_each" or failure.row != "custom_backward_count" or frame is None or node is None:
@@ -313,6 +328,12 @@ def _lines(failure: Failure, kind: str, name: str | None) -> Lines:
     many = int(str(failure.values.get("got", 0)))
     changes = source.gradients_for_inputs(frame, needs if isinstance(needs, tuple) else (), many)
     return tuple(line for change in changes for line in source.changed_lines(frame.file, change))
+
+
+def _is_flat(failure: Failure) -> bool:
+    """Whether the gradient has as many elements as its tensor, in another shape."""
+    sizes = [re.findall(r"\d+", str(failure.values.get(key))) for key in ("got", "expected")]
+    return all(sizes) and math.prod(map(int, sizes[0])) == math.prod(map(int, sizes[1]))
 
 
 def _once(loss: str) -> Message:

@@ -21,7 +21,7 @@ def loss_without_graph(failure: Failure) -> Diagnosis | None:
     made = source.definition_of(frames[-1], name) if frames and isinstance(name, str) else None
     if switched_off := _switched_off(failure, made):
         return _trained_no_more(failure, name, switched_off, made, used)
-    found = _cuts(failure)
+    found = cuts_before(failure)
     if not found:
         return _nothing_requires_grad(failure, name, used)
     cuts = _likely(found)
@@ -35,7 +35,7 @@ def loss_without_graph(failure: Failure) -> Diagnosis | None:
         values=values,
         title="title.loss_without_graph" if cut.kind == "grad_mode_off" else "title.loss_without_graph_cut",
         explanation=f"explanation.loss_without_graph_{explained}",
-        labels=(*_in_order(cuts), *used),
+        labels=(*cuts_in_order(cuts), *used),
         tensor=_tensor(failure, name),
         fixes=undone_cuts(found),
     )
@@ -83,10 +83,15 @@ def _trained_no_more(
     )
 
 
-def _cuts(failure: Failure) -> tuple[source.Cut, ...]:
-    """The cuts on the way to the loss, the likeliest first."""
+def cuts_before(failure: Failure, wanted: str | None = None) -> tuple[source.Cut, ...]:
+    """The cuts on the way to the loss, the likeliest first; those behind which ``wanted`` may be, where it is given."""
     frames = failure.site.user_frames
-    live = [source.Live(clue.requires_grad, clue.callees) for clue in parts.live(failure)[-len(frames) :]]
+    live = [
+        source.Live(
+            {name: known for name, known in clue.requires_grad.items() if wanted is None or name == wanted}, clue.callees
+        )
+        for clue in parts.live(failure)[-len(frames) :]
+    ]
     mode = failure.clue("mode")
     if mode is not None and not mode.values["grad_enabled"]:
         off = source.grad_switched_off(frames)
@@ -103,7 +108,7 @@ def _cuts(failure: Failure) -> tuple[source.Cut, ...]:
     return found
 
 
-def _in_order(cuts: tuple[source.Cut, ...]) -> tuple[Label, ...]:
+def cuts_in_order(cuts: tuple[source.Cut, ...]) -> tuple[Label, ...]:
     """A label for each cutting line, in source order where they are in one file."""
     first, *others = cuts
     placed = sorted([first, *others], key=lambda cut: (cut.frame.file != first.frame.file, cut.frame.line))

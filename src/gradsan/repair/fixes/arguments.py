@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -15,7 +16,7 @@ from functools import partial
 from gradsan.heuristics import wraps_for_ranks
 from gradsan.model import Diagnosis, Fix, Label, Lines
 from gradsan.repair.fixes import _blocks as blocks
-from gradsan.source.change import Change, Edit, changed_lines, edited, with_keyword
+from gradsan.source.change import Change, Edit, changed_lines, edited, insert_before, with_keyword
 from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import Expression, expressions_at
 from gradsan.source.modules import inplace_attribute_false, inplace_layers_false
@@ -192,7 +193,15 @@ def _detached_to_read(label: Label) -> Lines:
 
 
 def _detached_copy(label: Label) -> Lines:
-    """``x.detach().clone()`` for ``copy.deepcopy(x)``."""
+    """``x.detach().clone()`` for ``copy.deepcopy(x)``; of ``deepcopy(net)``, ``net.last = net.last.detach()`` before."""
+    name = label.message.values.get("name")
+    calls = [(place, call) for place, call in _calls_stopped(label) if leaf_name(call.func) == "deepcopy" and call.args]
+    place, copied = (calls[0][0], calls[0][0].source.text(calls[0][1].args[0])) if len(calls) == 1 else (None, "")
+    if place is not None and isinstance(name, str) and name != copied:
+        if re.fullmatch(rf"{re.escape(copied)}(\.\w+|\[(\"\w+\"|'\w+')\])+", name) is None:
+            return ()
+        detached = insert_before(place.source, place.statement, f"{name} = {name}.detach()", "detach_before_copy")
+        return changed_lines(label.frame.file, detached)
 
     def edit(source: SourceFile, call: ast.Call) -> Edit | None:
         value = call.args[0] if len(call.args) == 1 and leaf_name(call.func) == "deepcopy" else None
