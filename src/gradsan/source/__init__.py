@@ -78,7 +78,7 @@ _NAMES = {
     "reuse": (
         "SecondName argument_read_later collected_result copy_second_name is_made_in_round read_as_before second_name"
     ),
-    "rewrite.asked": "differentiated gradient_in_shape sum_differentiated",
+    "rewrite.asked": "differentiated gradient_in_shape keep_graph_from sum_differentiated",
     "rewrite.filled": "detach_behind_loop reads_filled",
     "rewrite.finite": "FiniteForm finite_forms",
     "rewrite.functions": (
@@ -105,7 +105,7 @@ _NAMES = {
     "rounds": (
         "backward_of_sum bound_each_round clears_between detach_after detach_after_round enter_each_round "
         "enter_once_more frames_between in_one_loop in_same_function in_same_loops is_item_of_loop "
-        "is_read_afterwards is_read_between keep_graph reads_what_it_binds shape_bound_at walked_over"
+        "is_read_afterwards is_read_between reads_what_it_binds shape_bound_at walked_over"
     ),
     "targets": (
         "Operation assigned_data called_operand mixed_operand operand_expressions operation_at own_difference "

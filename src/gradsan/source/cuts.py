@@ -139,6 +139,8 @@ class _Walk:
             return self._call(node, scope)
         if isinstance(node, ast.ListComp | ast.GeneratorExp | ast.SetComp):
             return self.follow(node.elt, _within(node, scope))
+        if isinstance(node, ast.DictComp):
+            return self.follow(node.value, _within(node, scope))
         results = [self.follow(child, scope) for child in _children(node)]
         return any(results)
 
@@ -260,7 +262,7 @@ def _frame_of(scope: Scope, node: ast.AST) -> Frame:
     return Frame(scope.source.file, span.line, name, span.column, span.end_line, span.end_column, True)
 
 
-def _within(node: ast.ListComp | ast.GeneratorExp | ast.SetComp, scope: Scope) -> Scope:
+def _within(node: ast.ListComp | ast.GeneratorExp | ast.SetComp | ast.DictComp, scope: Scope) -> Scope:
     """The scope of the element of a comprehension, with each of its variables bound to its iterable."""
     for one in node.generators:
         parts = one.target.elts if isinstance(one.target, ast.Tuple) else [one.target]

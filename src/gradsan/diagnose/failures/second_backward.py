@@ -263,8 +263,9 @@ def _for_gradient(case: _Case, lines: Lines) -> tuple[Fix, ...]:
 
 
 def _keep_graph(case: _Case) -> Fix:
-    frame = case.freed_by.shown_frame
-    lines = source.changed_at(frame, source.keep_graph)
+    site, shown = case.freed_by.site, case.freed_by.shown_frame
+    frames = () if site is None else site.user_frames
+    lines = source.keep_graph_from(frames if not frames or shown == frames[-1] or shown is None else (shown,))
     return parts.fix("retain_graph", "preserved", {"name": case.name}, lines=lines)
 
 

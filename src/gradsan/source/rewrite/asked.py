@@ -1,13 +1,18 @@
-"""What ``autograd.grad`` is asked for: its outputs, reduced to one number; and gradients assigned in their tensor's shape."""
+"""Calls of ``autograd.grad`` and ``backward``: outputs reduced to one number, a graph kept by an argument of the caller's.
+
+And gradients that are assigned, in their tensor's shape.
+"""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 
-from gradsan.model import Frame
-from gradsan.source.change import Change, Edit, edited
+from gradsan.model import Frame, Lines
+from gradsan.source.change import Change, Edit, changed_lines, edited
 from gradsan.source.identifiers import leaf_name
-from gradsan.source.locate import expressions_at, statement_at
+from gradsan.source.locate import expression_at, expressions_at, statement_at
+from gradsan.source.rounds import keep_graph
 from gradsan.source.tree import SourceFile
 
 _TAKES_METHOD = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)
@@ -44,6 +49,29 @@ def _called(source: SourceFile, value: ast.expr, method: str) -> list[Edit]:
     if isinstance(value, _TAKES_METHOD):
         return [Edit.after(span, method)]
     return [Edit.before(span, "("), Edit.after(span, f"){method}")]
+
+
+def keep_graph_from(frames: Sequence[Frame]) -> Lines:
+    """The lines with ``retain_graph=True`` in the call of ``backward`` or ``grad`` at the last of ``frames``.
+
+    Where that call hands on ``**kw`` of its function, it is the function's own call that gets the argument.
+    """
+    for frame in reversed(frames):
+        change = keep_graph(frame)
+        if change is not None or not _hands_on_keywords(frame):
+            return changed_lines(frame.file, change)
+    return ()
+
+
+def _hands_on_keywords(frame: Frame) -> bool:
+    """Whether the call at ``frame`` passes its function's ``**kw`` on."""
+    place, statement = expression_at(frame), statement_at(frame)
+    function = None if statement is None else statement.function
+    taken = None if function is None else function.args.kwarg
+    call = None if place is None else place.node
+    if taken is None or not isinstance(call, ast.Call):
+        return False
+    return any(one.arg is None and isinstance(one.value, ast.Name) and one.value.id == taken.arg for one in call.keywords)
 
 
 def gradient_in_shape(frame: Frame) -> Change | None:
