@@ -4,8 +4,8 @@ Roles: ``target`` (the written tensor, else the operand that the message is abou
 ``op`` the operation; ``values``: ``part`` the written expression, ``backwards`` before it and, where it was found,
 ``known_as`` its name in a module or, of a ``for`` loop's variable, another one, ``shape``, ``dtype``, ``device``,
 ``is_parameter``, ``is_leaf``, ``requires_grad``, ``has_grad``, of a leaf ``value_learns``: what is written to it is
-computed by a network, ``leaves_beside`` the other leaves that the statements behind it write alike), ``made`` (the operation that made it, where it is the
-result of one).
+computed by a network, ``leaves_beside`` the other leaves that the statements behind it write alike), ``made`` (the
+operation that made it, where it is the result of one).
 
 Roles: ``base_written`` (a logged write to the memory of the view since it was made), ``hooked_module`` (a module with
 backward hooks: ``name`` the expression that reaches it, ``values``: ``module`` its class, ``certain`` whether it was

@@ -100,7 +100,7 @@ _NAMES = {
         "clone_at_save clone_before detach_at drop_keyword has_keyword inplace_false "
         "switch_on_before undone undone_numbers"
     ),
-    "rewrite.uncut": "Uncut cut_at_use detach_held read_with_graph term_uncut",
+    "rewrite.uncut": "Uncut cut_at_use detach_compared detach_held read_with_graph term_uncut",
     "rewrite.updates": "is_put_back stands_before_its_backward steps_again under_no_grad updated_in_place",
     "rounds": (
         "backward_of_sum bound_each_round clears_between detach_after detach_after_round enter_each_round "

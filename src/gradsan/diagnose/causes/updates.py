@@ -66,6 +66,9 @@ def _fixes(facts: Facts) -> tuple[Fix, ...]:
     once = _built_once(facts)
     if once:
         return (*once, *reorder)
+    compared = _compared(facts)
+    if compared:
+        return compared
     cut = () if _learns_from_each(facts) else detach_other_network(facts.conflict.borrowed, facts.conflict.retained_at)
     used_at = facts.conflict.use.site.user_frame
     slipped = () if used_at is None else source.backward_to_its_step(used_at)
@@ -83,6 +86,24 @@ def _fixes(facts: Facts) -> tuple[Fix, ...]:
         # With one backward there are no two trainings that take turns: the step has slipped before it.
         return (Fix.worded("help.step_behind_backward", {}), *cut, *again)
     return (*cut, *again, *reorder)
+
+
+def _compared(facts: Facts) -> tuple[Fix, ...]:
+    """A value from before the loop that the loss compares with a new one of the same function, detached."""
+    bridge, walks = facts.conflict.bridge, facts.conflict.use.site.user_frames
+    if bridge is None or bridge.name is None:
+        return ()
+    updated = [one for update in facts.updates for one in update.site.user_frames]
+    values = {"name": bridge.name}
+    for made in (near.user_frames for near in bridge.made_near):
+        if not any(source.are_later_rounds(one, used, updated) for one in made for used in walks):
+            continue
+        for taken in (one for near in bridge.taken_near for one in near.user_frames):
+            change = source.detach_compared(taken, bridge.name, made)
+            if change is not None:
+                lines = source.changed_lines(taken.file, change)
+                return (Fix.worded("help.build_without_graph", values, lines, kind="detach_built_once"),)
+    return ()
 
 
 def _is_of_forward(facts: Facts) -> bool:

@@ -88,7 +88,8 @@ def cuts_before(failure: Failure, wanted: str | None = None) -> tuple[source.Cut
     frames = failure.site.user_frames
     live = [
         source.Live(
-            {name: known for name, known in clue.requires_grad.items() if wanted is None or name == wanted}, clue.callees
+            {name: known for name, known in clue.requires_grad.items() if wanted is None or name == wanted},
+            clue.callees,
         )
         for clue in parts.live(failure)[-len(frames) :]
     ]

@@ -308,10 +308,10 @@ def _fixes(failure: Failure, purpose: str, values: Mapping[str, object]) -> tupl
     target = failure.clue("target")
     # A second name is meant for a computation, which in the parameter itself would be repeated in every forward.
     learns = (target is not None and bool(target.values.get("value_learns"))) or _is_by_second_name(failure)
-    if purpose == "checkpoint" or learns or (_is_view_of_leaf(failure) and not _is_base_read(failure)):
-        return new
-    if _is_base_read(failure):
+    if _is_view_of_leaf(failure) and _is_base_read(failure) and not learns:
         return (outside,)
+    if purpose == "checkpoint" or learns or _is_view_of_leaf(failure):
+        return new
     return (outside, *new) if _is_for_caller(failure) else (*new, outside)
 
 

@@ -193,7 +193,7 @@ def _detached_to_read(label: Label) -> Lines:
 
 
 def _detached_copy(label: Label) -> Lines:
-    """``x.detach().clone()`` for ``copy.deepcopy(x)``; of ``deepcopy(net)``, ``net.last = net.last.detach()`` before."""
+    """``x.detach().clone()`` for ``copy.deepcopy(x)``; before ``deepcopy(net)``, ``net.h = net.h.detach()``."""
     name = label.message.values.get("name")
     calls = [(place, call) for place, call in _calls_stopped(label) if leaf_name(call.func) == "deepcopy" and call.args]
     place, copied = (calls[0][0], calls[0][0].source.text(calls[0][1].args[0])) if len(calls) == 1 else (None, "")

@@ -29,7 +29,7 @@ from gradsan.record.stacks import is_own_file
 _SPLITTING = frozenset({"unbind", "split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit", "split_with_sizes"})
 _EXPANDING = frozenset({"expand", "expand_as", "broadcast_to", "broadcast_tensors"})
 _CARRIED = frozenset(
-    "write_leaves renew_leaves record_out single_views record_views own_memory own_leaf_views".split()
+    {"write_leaves", "renew_leaves", "record_out", "single_views", "record_views", "own_memory", "own_leaf_views"}
 )
 _REFUSED_LEAF = ("a leaf Variable that requires grad", "a view of a leaf Variable")
 _REFUSED_OUT = "don't support automatic diff"
@@ -42,8 +42,9 @@ def allow(names: Iterable[str]) -> None:
     before, but ``x += y`` returns a new, recorded tensor. ``renew_results``: so does ``s = x.exp_()``. ``record_out``:
     an ``out=`` result is recorded, unless it is a leaf. ``single_views``: the views of one call are made one by one.
     ``record_views``: views made under ``no_grad`` are recorded. ``own_memory``: expanded tensors have memory of
-    their own. ``own_leaf_views``: so do recorded views of leaves. ``run_eagerly``: nothing is compiled. ``own_gradients``: hooks of tensors and the backward of Functions
-    get copies of gradients. ``own_context``: Functions keep copies on ``ctx``.
+    their own. ``own_leaf_views``: so do recorded views of leaves. ``run_eagerly``: nothing is compiled.
+    ``own_gradients``: hooks of tensors and the backward of Functions get copies of gradients. ``own_context``:
+    Functions keep copies on ``ctx``.
     ``without_checkpoint``: checkpointed functions are run once, and their saved tensors are kept.
     ``release_gradients``: ``zero_grad`` fills copies with zeros, so that a graph on the gradients stays.
     ``gathered_values``: values gathered by ``fully_shard`` are kept as the forward had them, as copies.

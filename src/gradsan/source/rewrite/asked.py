@@ -1,4 +1,4 @@
-"""Calls of ``autograd.grad`` and ``backward``: outputs reduced to one number, a graph kept by an argument of the caller's.
+"""Calls of ``autograd.grad`` and ``backward``: outputs reduced to one number, a graph kept by the caller's argument.
 
 And gradients that are assigned, in their tensor's shape.
 """
@@ -19,7 +19,7 @@ _TAKES_METHOD = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)
 
 
 def differentiated(frame: Frame) -> str | None:
-    """``u`` of the one call ``autograd.grad(u, x)`` at ``frame``; None for several outputs, and where there is no call."""
+    """``u`` of the one call ``autograd.grad(u, x)`` at ``frame``; None for several outputs, or without a call."""
     found = _outputs(frame)
     return None if found is None else found[0].text(found[1])
 
@@ -71,7 +71,9 @@ def _hands_on_keywords(frame: Frame) -> bool:
     call = None if place is None else place.node
     if taken is None or not isinstance(call, ast.Call):
         return False
-    return any(one.arg is None and isinstance(one.value, ast.Name) and one.value.id == taken.arg for one in call.keywords)
+    return any(
+        one.arg is None and isinstance(one.value, ast.Name) and one.value.id == taken.arg for one in call.keywords
+    )
 
 
 def gradient_in_shape(frame: Frame) -> Change | None:

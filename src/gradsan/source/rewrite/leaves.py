@@ -232,5 +232,6 @@ def written_behind(frame: Frame, names: Collection[str] | None = None) -> list[F
     roots = [(one, written_root(one)) for one in later]
     spans = [statement.source.span(one) for one, root in roots if root is not None and (names is None or root in names)]
     return [
-        replace(frame, line=one.line, column=one.column, end_line=one.end_line, end_column=one.end_column) for one in spans
+        replace(frame, line=one.line, column=one.column, end_line=one.end_line, end_column=one.end_column)
+        for one in spans
     ]

@@ -20,8 +20,10 @@ from gradsan.source.identifiers import bindings_of, chain_key, consumed_names, l
 from gradsan.source.locate import expression_at, statement_at
 from gradsan.source.methods import METADATA, NUMBERS
 from gradsan.source.modules import object_cut
+from gradsan.source.rewrite.moving import detach_reads
 from gradsan.source.rounds import after_round, deque_made
 from gradsan.source.tree import FunctionNode, SourceFile, Span, header_nodes
+from gradsan.source.writing import definition_of
 
 _STAYING = METADATA | {"detach", "detach_", "data", "backward"}
 _HEADED = (ast.If, ast.For, ast.While, ast.With, ast.Try)
@@ -234,6 +236,34 @@ def read_with_graph(frame: Frame) -> Change | None:
 
 _CLASSES = {"tuple": "tuple", "namedtuple": "tuple", "list": "list", "dict": "dict", "deque": "deque"}
 _MOST_CUT = 4
+
+
+def detach_compared(frame: Frame, name: str, made: Sequence[Frame]) -> Change | None:
+    """``new - old.detach()`` at ``frame``, where ``old`` is ``name`` and one function has computed both.
+
+    ``made`` are the frames that computed the value of ``name``. As old and new probabilities of one policy: computed
+    again, the old one would be the new one. None where the statement does not subtract or divide the two.
+    """
+    statement = statement_at(frame)
+    if statement is None:
+        return None
+    functions = {one.function.rpartition(".")[2] for one in made} - {"<module>", "forward"}
+    for node in header_nodes(statement.node):
+        sides = (
+            [node.left, node.right] if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub | ast.Div) else []
+        )
+        others = [one for one in sides if chain_key(one) != name]
+        if len(others) == 1 and _computed_by(frame, others[0]) & functions:
+            return detach_reads((frame,), (name,))
+    return None
+
+
+def _computed_by(frame: Frame, node: ast.expr) -> set[str]:
+    """The functions called by an expression, or by the statement that bound the variable that it is."""
+    key = chain_key(node)
+    made = None if key is None else definition_of(frame, key)
+    value = node if made is None else ast.parse(made.value, mode="eval").body
+    return {name for one in ast.walk(value) if isinstance(one, ast.Call) and (name := leaf_name(one.func)) is not None}
 
 
 def detach_held(frames: Sequence[Frame], held: Sequence[Held]) -> tuple[Change, tuple[str, ...]] | None:

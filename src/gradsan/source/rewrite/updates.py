@@ -55,12 +55,14 @@ def under_no_grad(frame: Frame, leaves: Collection[str] = ()) -> Change | None:
     for other in _writes_of_same_leaves(source, statement.node, block):
         around = getattr(source.parents[other][0], "body", [])
         if other in around and _has_own_lines(source, other) and source.span(other).line > edits[-1].span.end_line:
-            edits.append(_within_no_grad(source, torch, other, around[_last_of_update(source, around, around.index(other))]))
+            edits.append(
+                _within_no_grad(source, torch, other, around[_last_of_update(source, around, around.index(other))])
+            )
     return edited(source, [*_second_name_copied(frame, written_root(statement.node)), *edits], "no_grad")
 
 
 def _writes_of_same_leaves(source: SourceFile, node: ast.stmt, block: list[ast.stmt]) -> list[ast.stmt]:
-    """The statements of later loops of the function that write a variable which goes through what that of ``node`` does.
+    """The statements of later loops of the function that write what goes through the same leaves as that of ``node``.
 
     ``p.add_(d)`` of ``for p, d in zip(net.parameters(), ds)`` after ``p.copy_(s)`` of another such loop.
     """
@@ -75,7 +77,7 @@ def _writes_of_same_leaves(source: SourceFile, node: ast.stmt, block: list[ast.s
 
 
 def _walked_by_variable(loop: ast.AST) -> dict[str, str]:
-    """The expression that each variable of a ``for`` loop goes through: that of ``p`` in ``for p, g in zip(ps, gs)``."""
+    """What each variable of a ``for`` loop goes through: ``ps`` for ``p`` of ``for p, g in zip(ps, gs)``."""
     if not isinstance(loop, ast.For):
         return {}
     targets, walked = [loop.target], [loop.iter]
@@ -200,9 +202,7 @@ def _has_own_lines(source: SourceFile, node: ast.stmt) -> bool:
     return is_movable and not head.strip() and (not tail or tail.startswith("#"))
 
 
-def _last_of_update(
-    source: SourceFile, block: list[ast.stmt], first: int, leaves: Collection[str] = ()
-) -> int:
+def _last_of_update(source: SourceFile, block: list[ast.stmt], first: int, leaves: Collection[str] = ()) -> int:
     """The index of the last statement of ``block`` that belongs to the update which begins at ``first``."""
     root, last = written_root(block[first]), first
     for index in range(first + 1, len(block)):
