@@ -48,7 +48,7 @@ def of_failure(
     if found is None:
         return None
     # PyTorch stops at the first value whose counter moved. Where this one is unchanged, another may not be.
-    others: dict[tuple[int | None, int, bool], stale_slots.Stale] = {}
+    others: dict[tuple[int | None, int, bool, str], stale_slots.Stale] = {}
     further = stale_slots.further_stale(backward.roots, inputs, accumulates)
     for one in itertools.islice(further, _MOST_LOOKED_AT):
         storage = 0 if one.tensor is None else _torch.storage_or_none(one.tensor)
@@ -56,7 +56,9 @@ def of_failure(
             same = _of_stale(core, steps, backward, one, frame)
             found = found if same is None or _is_beside(same) else same
         if len(others) < _MOST_OTHERS:
-            others.setdefault((storage, one.saved_version, one.is_output), one)
+            others.setdefault(
+                (storage, one.saved_version, one.is_output, "" if one.node is None else one.node.name()), one
+            )
     if not _is_beside(found):
         found = _with_borrowed(found, core, steps, backward, backwards, frame, inputs)
     beside = (_of_stale(core, steps, backward, one, frame) for one in others.values())

@@ -83,7 +83,7 @@ _NAMES = {
     "rewrite.finite": "FiniteForm finite_forms",
     "rewrite.functions": (
         "bind_early copy_saved_early earlier_reads gradients_for_inputs kept_on_context mark_dirty "
-        "rebound_at save_for_backward saved_early"
+        "rebound_at save_for_backward saved_early without_once_differentiable"
     ),
     "rewrite.given": "may_step steps_one_of",
     "rewrite.leaves": "leaf_alone written_behind",

@@ -259,7 +259,8 @@ RULES: Mapping[str, Rule] = {
 def graph_rules(failure: Failure) -> Diagnosis | None:
     """Diagnose every failure of these rows."""
     rule = RULES[failure.row]
-    tensor = failure.clue("input") or failure.clue("loss")
+    loss = failure.clue("loss") if failure.row == "output_not_scalar" else None
+    tensor = failure.clue("input") or loss
     frame = failure.site.user_frame
     receiver = None if frame is None else source.method_receiver(frame)
     asked = None if frame is None or failure.row != "output_not_scalar" else source.differentiated(frame)
@@ -318,6 +319,8 @@ def _lines(failure: Failure, kind: str, name: str | None) -> Lines:
         return source.changed_lines(asked.file, source.wanted_where_bound(asked, name))
     if kind == "sum_differentiated":
         return source.changed_at(asked, source.sum_differentiated)
+    if kind == "no_second_derivative":
+        return source.changed_at(asked, source.without_once_differentiable)
     if kind == "fit_gradient" and _is_flat(failure):
         return source.changed_at(asked, source.gradient_in_shape)
     defined, node = failure.clue("definition"), failure.clue("node")
@@ -360,6 +363,6 @@ def _explanation(failure: Failure, rule: Rule, *, is_before: bool) -> str:
 
 def _tensor(failure: Failure, name: str | None) -> NamedTensor | None:
     loss = failure.clue("loss")
-    if name is None or loss is None or "shape" not in loss.values:
+    if failure.row != "output_not_scalar" or name is None or loss is None or "shape" not in loss.values:
         return None
     return parts.tensor_of(loss, name)

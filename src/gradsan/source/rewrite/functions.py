@@ -262,3 +262,49 @@ def _frame(source: SourceFile, node: ast.stmt, file: str) -> Frame:
         header = source.span(node.test if isinstance(node, ast.While) else node.iter)
         end_line, end_column = header.end_line, header.end_column
     return Frame(file, span.line, source.scope_name(node), span.column, end_line, end_column, True)
+
+
+_CUTTING = frozenset({"data", "detach", "item", "no_grad", "numpy", "tolist"})
+
+
+def without_once_differentiable(frame: Frame) -> Change | None:
+    """The removal of ``@once_differentiable`` in the file of ``frame``, if it marks the backward of just one Function.
+
+    None where that backward may not be differentiable: where it cuts graphs, or computes with something that is neither
+    an argument of forward nor its result, which has no graph in backward. Such a value may only be compared.
+    """
+    source = read_source(frame.file)
+    marked = [
+        (parent, node, mark)
+        for node in (() if source is None else source.nodes)
+        if isinstance(node, ast.FunctionDef) and isinstance(parent := source.parents[node][0], ast.ClassDef)
+        for mark in node.decorator_list
+        if leaf_name(mark) == "once_differentiable"
+    ]
+    if source is None or len(marked) != 1:
+        return None
+    owner, backward, mark = marked[0]
+    forward = next((one for one in owner.body if isinstance(one, ast.FunctionDef) and one.name == "forward"), None)
+    row = source.lines[mark.lineno - 1]
+    is_sure = forward is not None and _is_differentiable(forward, backward) and row.lstrip().startswith("@")
+    return Change(mark.lineno, row, "", "once_differentiable") if is_sure else None
+
+
+def _is_differentiable(forward: FunctionNode, backward: FunctionNode) -> bool:
+    inside = list(ast.walk(backward))
+    if any(isinstance(one, ast.Attribute | ast.Name) and leaf_name(one) in _CUTTING for one in inside):
+        return False
+    nodes = list(local_nodes(forward))
+    passed = {one for node in nodes if isinstance(node, ast.Return) and node.value for one in ast.walk(node.value)}
+    known = {*parameters(forward), *(one.id for one in passed if isinstance(one, ast.Name))}
+    saving = [one for one in nodes if isinstance(one, ast.Call) and leaf_name(one.func) == "save_for_backward"]
+    saved = [chain_key(one) for call in saving for one in call.args]
+    reading = [one for one in inside if isinstance(one, ast.Assign) and "saved_tensors" in ast.unparse(one.value)]
+    if len(saving) != 1 or len(reading) != 1:
+        return not saving
+    target = reading[0].targets[0]
+    bound = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
+    inner = {chain_key(one) for one, name in zip(bound, saved, strict=False) if name not in known}
+    compared = {one for node in inside if isinstance(node, ast.Compare) for one in ast.walk(node)}
+    reads = (one for one in inside if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load) and one.id in inner)
+    return len(bound) == len(saved) and all(one in compared for one in reads)
