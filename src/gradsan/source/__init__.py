@@ -78,7 +78,7 @@ _NAMES = {
     "reuse": (
         "SecondName argument_read_later collected_result copy_second_name is_made_in_round read_as_before second_name"
     ),
-    "rewrite.asked": "differentiated gradient_in_shape keep_graph_from sum_differentiated",
+    "rewrite.asked": "differentiated floating_from_start gradient_in_shape keep_graph_from sum_differentiated",
     "rewrite.filled": "detach_behind_loop reads_filled",
     "rewrite.finite": "FiniteForm finite_forms",
     "rewrite.functions": (

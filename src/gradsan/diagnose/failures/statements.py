@@ -301,7 +301,10 @@ def _not_reentrant(failure: Failure, values: Mapping[str, object]) -> tuple[Fix,
 def _flag(failure: Failure, values: Mapping[str, object]) -> tuple[Fix, ...]:
     if failure.row == "flag_of_result":
         return (parts.fix("detach_result", "changed", values),)
-    return (parts.fix("floating_first", "preserved", values),)
+    if isinstance(values["name"], str):
+        return (parts.fix("floating_first", "preserved", values),)
+    lines = changed(failure, source.floating_from_start)
+    return (parts.fix("floating_first", "preserved", values, lines=lines, summary="help.floating_from_start"),)
 
 
 _INFERENCE = ("inference_written", "inference_saved", "inference_requires_grad", "inference_version")

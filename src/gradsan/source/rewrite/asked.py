@@ -1,6 +1,6 @@
 """Calls of ``autograd.grad`` and ``backward``: outputs reduced to one number, a graph kept by the caller's argument.
 
-And gradients that are assigned, in their tensor's shape.
+And gradients that are assigned, in their tensor's shape, and leaves made of floating-point numbers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import ast
 from collections.abc import Sequence
 
 from gradsan.model import Frame, Lines
-from gradsan.source.change import Change, Edit, changed_lines, edited
+from gradsan.source.change import Change, Edit, changed_lines, edited, with_keyword
 from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import expression_at, expressions_at, statement_at
 from gradsan.source.rounds import keep_graph
@@ -86,3 +86,23 @@ def gradient_in_shape(frame: Frame) -> Change | None:
     if not isinstance(target, ast.Attribute) or target.attr != "grad":
         return None
     return edited(source, _called(source, node.value, f".view_as({source.text(target.value)})"), "gradient_in_shape")
+
+
+_MAKING = frozenset({"arange", "full", "randint", "tensor"})
+
+
+def floating_from_start(frame: Frame) -> Change | None:
+    """``torch.tensor([1, 2], requires_grad=True)`` with ``dtype=torch.float32``; ``Parameter(x.float())``."""
+    place = expression_at(frame)
+    call = None if place is None else place.node
+    if place is None or not isinstance(call, ast.Call):
+        return None
+    source = place.source
+    if leaf_name(call.func) == "Parameter" and len(call.args) == 1:
+        return edited(source, _called(source, call.args[0], ".float()"), "floating")
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    is_typed = any(one.arg in ("dtype", None) for one in call.keywords)
+    if not isinstance(owner, ast.Name) or leaf_name(call.func) not in _MAKING or is_typed:
+        return None
+    edit = with_keyword(source, call, "dtype", f"{owner.id}.float32")
+    return None if edit is None else edited(source, [edit], "floating")

@@ -274,14 +274,16 @@ def without_once_differentiable(frame: Frame) -> Change | None:
     an argument of forward nor its result, which has no graph in backward. Such a value may only be compared.
     """
     source = read_source(frame.file)
+    if source is None:
+        return None
     marked = [
         (parent, node, mark)
-        for node in (() if source is None else source.nodes)
+        for node in source.nodes
         if isinstance(node, ast.FunctionDef) and isinstance(parent := source.parents[node][0], ast.ClassDef)
         for mark in node.decorator_list
         if leaf_name(mark) == "once_differentiable"
     ]
-    if source is None or len(marked) != 1:
+    if len(marked) != 1:
         return None
     owner, backward, mark = marked[0]
     forward = next((one for one in owner.body if isinstance(one, ast.FunctionDef) and one.name == "forward"), None)
