@@ -90,23 +90,17 @@ def new_tensor(failure: Failure, values: Mapping[str, object], *, of_view: bool 
 
 def new_tensors(failure: Failure, values: Mapping[str, object]) -> tuple[Fix, ...]:
     """The suggestions of :func:`new_tensor`, with the same for other leaves that statements of the block write next."""
-    fixes, frame, target = new_tensor(failure, values), failure.site.user_frame, failure.clue("target")
-    leaves = _leaves_beside(failure)
-    for again in source.written_behind(frame, leaves) if frame is not None and target is not None else ():
-        written = source.writing_at(again)
-        suggest = {"out_of_place": _new_value, "clone_before_mutation": source.clone_before}
-        also = {
-            kind: () if written is None or change is None else source.changed_lines(again.file, change)
-            for kind, one in suggest.items()
-            for change in [None if written is None else one(again, written.op)]
-        }
-        fixes = tuple(
-            replace(fix, lines=(*fix.lines, *(one for one in also.get(fix.kind, ()) if one not in fix.lines)))
-            if fix.lines
-            else fix
-            for fix in fixes
-        )
+    fixes, frame, leaves = new_tensor(failure, values), failure.site.user_frame, _leaves_beside(failure)
+    for again in source.written_behind(frame, leaves) if frame is not None else ():
+        fixes = tuple(replace(fix, lines=(*fix.lines, *_written_alike(fix, again))) for fix in fixes)
     return fixes
+
+
+def _written_alike(fix: Fix, frame: Frame) -> Lines:
+    """The lines of the same fix for the write at ``frame``."""
+    written, suggest = source.writing_at(frame), _new_value if fix.kind == "out_of_place" else source.clone_before
+    change = None if written is None or not fix.lines else suggest(frame, written.op)
+    return tuple(one for one in source.changed_lines(frame.file, change) if one not in fix.lines)
 
 
 def _leaves_beside(failure: Failure) -> tuple[str, ...]:
