@@ -340,13 +340,19 @@ class Notes:
         return self._exports.copy_of(tensor)
 
     def note(self, tensor: torch.Tensor) -> Noted | None:
-        """Return a note of the tensor; None where it has no version (inference tensors)."""
+        """Return a note of the tensor; None where it has no version (inference tensors), or no values.
+
+        A reversible Function frees the memory of its input, which its backward computes anew.
+        """
         try:
             version = int(tensor._version)
             weak = _torch.weak_tensor(tensor)
         except (RuntimeError, TypeError):
             return None
         storage = _torch.storage_or_none(tensor)
+        is_own = storage and tensor.numel() and not _torch.dispatches(type(tensor))
+        if is_own and not tensor.untyped_storage().nbytes():
+            return None
         return Noted(weak, version, storage, self._core.clock, self._exports.copy_of(tensor))
 
     def changed(self, noted: Noted, tensor: torch.Tensor) -> Overwritten | None:

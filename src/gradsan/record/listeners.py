@@ -118,8 +118,9 @@ class Listeners:
                 self.guard.run(partial(listener, backward))
 
     def _on_result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        for listener in self.on_result:
-            listener(op, args, kwargs, result)
+        with _torch.hushed():
+            for listener in self.on_result:
+                listener(op, args, kwargs, result)
 
     def _on_nodes(self, holder: Any, first: int, end: int) -> None:
         for listener in self.after_nodes:

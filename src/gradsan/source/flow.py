@@ -8,6 +8,7 @@ the next call of the same function.
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -18,6 +19,8 @@ from gradsan.source.tree import header_nodes, read_source
 
 State = dict[str, frozenset["Definition"]]
 _MAX_ROUNDS = 20
+# The states of a longer body would take too much memory to keep.
+_MOST_STATEMENTS = 100
 _DRAWS = frozenset(
     {
         *("rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "normal", "normal_", "uniform_"),
@@ -62,14 +65,33 @@ class Flow:
 
 
 def reaching(
-    body: list[ast.stmt], at: ast.stmt, persists: Callable[[str], bool] = lambda _: False, given: Iterable[str] = ()
+    body: list[ast.stmt], at: ast.stmt, persists: Callable[[str], bool] | None = None, given: Iterable[str] = ()
 ) -> State:
     """The definitions that may reach ``at``, a statement somewhere in ``body``, by name.
 
     ``persists`` says which names keep their value from one execution of ``body`` to the next, ``given`` are those
     bound when it begins.
     """
-    interpreter = _Interpreter(at)
+    names = tuple(given)
+    is_shared = persists is None and len(body) <= _MOST_STATEMENTS
+    states = _of_function(tuple(body), names) if is_shared else _interpret(body, persists or _is_none_kept, names)
+    return _join(states.get(at, []))
+
+
+@functools.lru_cache(maxsize=128)
+def _of_function(body: tuple[ast.stmt, ...], given: tuple[str, ...]) -> dict[ast.stmt, list[State]]:
+    """The states before every statement: a function that is asked about one of them is asked about others, too."""
+    return _interpret(list(body), _is_none_kept, given)
+
+
+def _is_none_kept(_: str) -> bool:
+    return False
+
+
+def _interpret(
+    body: list[ast.stmt], persists: Callable[[str], bool], given: tuple[str, ...]
+) -> dict[ast.stmt, list[State]]:
+    interpreter = _Interpreter()
     start: State = {name: frozenset({Definition(name, None)}) for name in given}
     for _ in range(_MAX_ROUNDS):
         flow = interpreter.block(body, start)
@@ -79,7 +101,7 @@ def reaching(
         if following == start:
             break
         start = following
-    return _join(interpreter.states)
+    return interpreter.states
 
 
 def is_still_argument(body: list[ast.stmt], at: ast.stmt, name: str, passed: frozenset[ast.stmt] = frozenset()) -> bool:
@@ -107,9 +129,11 @@ def runs_more_often(bound_at: Frame, used_at: Frame) -> bool:
 
 
 class _Interpreter:
-    def __init__(self, at: ast.stmt) -> None:
-        self.at = at
-        self.states: list[State] = []
+    def __init__(self) -> None:
+        self.states: dict[ast.stmt, list[State]] = {}
+
+    def _reach(self, node: ast.stmt, state: State) -> None:
+        self.states.setdefault(node, []).append(state)
 
     def block(self, statements: list[ast.stmt], state: State) -> Flow:
         flow = Flow(state)
@@ -126,8 +150,7 @@ class _Interpreter:
     def statement(self, node: ast.stmt, state: State) -> Flow:
         if isinstance(node, ast.For | ast.AsyncFor | ast.While):
             return self.loop(node, state)
-        if node is self.at:
-            self.states.append(state)
+        self._reach(node, state)
         after = _bind(state, bindings_of(node))
         if isinstance(node, ast.If):
             return _side_by_side([self.block(node.body, after), self.block(node.orelse, after)])
@@ -166,14 +189,14 @@ class _Interpreter:
 
     def loop(self, node: ast.For | ast.AsyncFor | ast.While, state: State) -> Flow:
         is_for = isinstance(node, ast.For | ast.AsyncFor)
-        if is_for and node is self.at:
-            self.states.append(state)
+        if is_for:
+            self._reach(node, state)
         top = state
         leaves: list[State] = []
         breaks: list[State] = []
         for _ in range(_MAX_ROUNDS):
-            if not is_for and node is self.at:
-                self.states.append(top)
+            if not is_for:
+                self._reach(node, top)
             flow = self.block(node.body, _bind(top, bindings_of(node)))
             leaves += flow.leaves
             breaks += flow.breaks

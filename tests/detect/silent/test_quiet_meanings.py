@@ -411,7 +411,42 @@ def values_as_they_were_after_unrecorded_writes() -> None:
         opt.step()
 
 
+class _Reversible(torch.autograd.Function):
+    """Frees its input, as reversible networks do, and computes it anew from its output in backward."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor) -> torch.Tensor:  # type: ignore[no-untyped-def]
+        with torch.no_grad():
+            y = x + 1.0
+        x.untyped_storage().resize_(0)
+        ctx.inputs, ctx.outputs = [x, x], [y, y]
+        return y
+
+    @staticmethod
+    def backward(ctx, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[no-untyped-def]
+        x, y = ctx.inputs.pop(), ctx.outputs.pop()
+        with torch.no_grad():
+            x.untyped_storage().resize_(x.numel() * x.element_size())
+            x.set_(y - 1.0)
+        with torch.enable_grad():
+            given = x.detach().requires_grad_()
+            (found,) = torch.autograd.grad((given + 1.0).sum(), given)
+        return found * grad
+
+
+def input_freed_by_a_reversible_function() -> None:
+    net = nn.Linear(4, 3)
+    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(9):
+        loss = _Reversible.apply(net(torch.randn(6, 4)) * 2.0).pow(2).mean()
+        opt.zero_grad()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        opt.step()
+
+
 PROGRAMS = (
+    input_freed_by_a_reversible_function,
     residuals_of_derivatives,
     attributions_added_up,
     values_of_parameters_in_losses,

@@ -126,9 +126,8 @@ class ReusedInputs(Finder):
         if self._keepers.setdefault(raw.stack, set()):
             self._judge_kept(entry, raw, node, readers, written)
 
-    @_torch.hushed()
     def _on_result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        keepers = self._keepers.get(self._core.stack(3)) if op.endswith("_") else None
+        keepers = self._keepers.get(self._core.stack(2)) if op.endswith("_") else None
         if keepers is not None and len(keepers) < _KEEPERS:
             found = naming.find(sys._getframe(1), lambda one: one is result)
             keepers.update(id(one.around[-1][1]) for one in found if one.container in naming.COLLECTING)

@@ -166,7 +166,6 @@ class RoundDetector(Finder):
         self._listeners.call_before_backward(self.before_backward, wanted or bool(self._waiting))
         self._listeners.call_on_result(self._on_result, wanted)
 
-    @_torch.hushed()
     def _on_result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         opened = self._entry
         if opened is None or threading.get_ident() != opened.thread or _torch.is_compiling():

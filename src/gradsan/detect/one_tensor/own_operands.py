@@ -36,7 +36,7 @@ from gradsan.record.steps import RawBackward
 
 OWN, DIFFERENCE, DROPPED = "own_operand", "own_difference", "update_dropped"
 _STACKS, _STATES, _FOLLOWED = 256, 4, 32
-_LISTENER_FRAMES = 4
+_LISTENER_FRAMES = 3
 """The frames between a call and :meth:`OwnOperands.result`; without them a stack is that of the call's write."""
 _COMPARES = frozenset({"__sub__", "sub", "subtract", "mse_loss", "l1_loss", "dist"})
 _MIXES = frozenset({"mul", "multiply", "add", "sub", "div", "truediv"})

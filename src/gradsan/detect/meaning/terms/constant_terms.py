@@ -188,7 +188,6 @@ class ConstantTerms(Finder):
         self._listeners.call_on_result(self._on_result, wanted)
         self._listeners.call_before_backward(self.before_backward, wanted)
 
-    @_torch.hushed()
     def _on_result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         given = list(_torch.tensors_in((args, kwargs)))
         for one in self._open:

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import functools
 import operator
+import os
 import sys
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -410,6 +410,6 @@ def _is_sample(stack: RawStack) -> bool:
 
 
 def _distributions_of(stack: RawStack) -> list[tuple[str, str]]:
-    folder = Path(_torch.package_folder(), "distributions")
-    files = [(Path(code.co_filename), code.co_name) for code in stack.codes]
-    return [(file.stem, name) for file, name in files if file.parent == folder]
+    split = ((os.path.split(code.co_filename), code.co_name) for code in stack.codes)
+    folder = f"{_torch.package_folder()}{os.sep}distributions"
+    return [(file.removesuffix(".py"), name) for (found, file), name in split if found == folder]
