@@ -1,4 +1,7 @@
-"""Scope of an expression: its function and ``with`` blocks, the variables alive there, and the arguments passed."""
+"""Scope of an expression: its function and ``with`` blocks, the variables alive there, and the arguments passed.
+
+Also the gradient that a hook computes and does not return.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,12 @@ from gradsan.source.methods import CUTTING
 from gradsan.source.tree import FunctionNode, SourceFile, read_source
 
 _GRAPHLESS = frozenset({"no_grad", "inference_mode", "set_grad_enabled"})
+
+_OUT_OF_PLACE = frozenset({"clamp", "clip", "mul", "div", "neg", "add", "sub", "nan_to_num", "masked_fill", "where"})
+_NO_STRAIGHT_CODE = (
+    *(ast.For, ast.While, ast.Lambda, ast.comprehension),
+    *(ast.Yield, ast.YieldFrom, ast.Global, ast.Nonlocal),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,3 +246,50 @@ def _entered(source: SourceFile, statement: ast.stmt) -> Iterator[ast.expr]:
         if isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef) and name == "body":
             yield from reversed(parent.decorator_list)
             return
+
+
+def unreturned_gradient(file: str, line: int, name: str, position: int) -> int | None:
+    """The line of a hook that computes a gradient which nothing reads or returns; None where it is not sure.
+
+    The hook is the function ``name`` at a line of ``file``; its gradient is the parameter at ``position``.
+    """
+    source = read_source(file)
+    functions = (one for one in source.nodes if isinstance(one, ast.FunctionDef)) if source is not None else ()
+    hook = next((one for one in functions if one.name == name and line in _first_lines(one)), None)
+    given = hook.args.args[position : position + 1] if hook is not None else []
+    if hook is None or not given:
+        return None
+    nodes, gradient = list(ast.walk(hook)), given[0].arg
+    has_result = any(isinstance(one, ast.Return) and one.value is not None for one in nodes)
+    if has_result or any(isinstance(one, _NO_STRAIGHT_CODE) for one in nodes):
+        return None
+    reads = [one for one in nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)]
+    for node in nodes:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if not isinstance(node, ast.Assign | ast.Expr) or not _is_new_gradient(node.value, gradient):
+            continue
+        last = node.end_lineno or node.lineno
+        bound = [one.id for one in targets if isinstance(one, ast.Name)]
+        if len(bound) == len(targets) and not any(one.id in bound and one.lineno > last for one in reads):
+            return node.lineno
+    return None
+
+
+def _first_lines(function: ast.FunctionDef) -> set[int]:
+    return {function.lineno, *(one.lineno for one in function.decorator_list)}
+
+
+def _is_new_gradient(value: ast.expr, gradient: str) -> bool:
+    """Whether an expression is arithmetic with a gradient, or one of some operations on it, out of place.
+
+    Its product with itself, ``grad @ grad.t()``, is no gradient.
+    """
+
+    def reads(part: ast.expr) -> bool:
+        return any(isinstance(one, ast.Name) and one.id == gradient for one in ast.walk(part))
+
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.MatMult) and reads(value.left) and reads(value.right):
+        return False
+    has_gradient = reads(value)
+    is_call = isinstance(value, ast.Call) and leaf_name(value.func) in _OUT_OF_PLACE
+    return has_gradient and (is_call or isinstance(value, ast.BinOp | ast.UnaryOp))

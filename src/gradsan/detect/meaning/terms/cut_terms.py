@@ -411,5 +411,5 @@ def _is_sample(stack: RawStack) -> bool:
 
 def _distributions_of(stack: RawStack) -> list[tuple[str, str]]:
     split = ((os.path.split(code.co_filename), code.co_name) for code in stack.codes)
-    folder = f"{_torch.package_folder()}{os.sep}distributions"
+    folder = f"{_torch.package_folder()}distributions"
     return [(file.removesuffix(".py"), name) for (found, file), name in split if found == folder]
