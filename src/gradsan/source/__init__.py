@@ -56,9 +56,9 @@ _NAMES = {
     ),
     "change": "Change add_keyword apply_change changed_at changed_lines",
     "collected": "detach_collected forget_collected",
-    "cut_scopes": "context_around is_called_with_graph is_conditional unreturned_gradient",
+    "cut_scopes": "context_around is_called_with_graph is_conditional keeps_best unreturned_gradient",
     "cuts": "Cut Live find_cuts grad_switched_off takes_cut",
-    "flow": "adds_noise is_of_copy reads_later runs_more_often",
+    "flow": "adds_noise is_of_copy reads_later runs_more_often writes_at_random",
     "gradients": (
         "clears_each_part draws_both graph_for_gradient is_loss_read_elsewhere kept_gradient makes_discrete "
         "reads_gradient_beside reads_gradients wanted_where_bound"

@@ -1,6 +1,6 @@
 """Scope of an expression: its function and ``with`` blocks, the variables alive there, and the arguments passed.
 
-Also the gradient that a hook computes and does not return.
+Also the gradient that a hook computes and does not return, and what is kept as the best one.
 """
 
 from __future__ import annotations
@@ -51,6 +51,9 @@ class Scope:
     seen: frozenset[tuple[str, int]] = frozenset()
     depth: int = 0
     own: frozenset[str] = frozenset()
+
+
+_ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 
 def scope_at(frames: Sequence[Frame], live: Sequence[Live], index: int) -> Scope | None:
@@ -219,6 +222,29 @@ def is_conditional(frame: Frame) -> bool:
         if isinstance(parent, ast.If) and name in ("body", "orelse") and not is_script:
             return True
     return False
+
+
+def keeps_best(frame: Frame) -> bool:
+    """Whether the statement is in a branch of an ``if`` that compares by order, and binds anew what it has compared."""
+    statement = statement_at(frame)
+    for outer, name in () if statement is None else statement.source.ancestors(statement.node):
+        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            return False
+        compared = (
+            [one for one in ast.walk(outer.test) if isinstance(one, ast.Compare)] if isinstance(outer, ast.If) else []
+        )
+        ordered = [one for one in compared if any(isinstance(op, _ORDERS) for op in one.ops)]
+        names = {chain_key(side) for one in ordered for side in (one.left, *one.comparators)} - {None}
+        branch = getattr(outer, name, None)
+        bound = {chain_key(it) for one in branch for it in _bound_by(one)} if isinstance(branch, list) else set()
+        if not names.isdisjoint(bound):
+            return True
+    return False
+
+
+def _bound_by(node: ast.stmt) -> Iterator[ast.expr]:
+    for target in node.targets if isinstance(node, ast.Assign) else ():
+        yield from target.elts if isinstance(target, ast.Tuple) else [target]
 
 
 def is_called_with_graph(file: str, name: str) -> bool:

@@ -19,6 +19,7 @@ from gradsan.source.tree import header_nodes
 
 State = dict[str, frozenset["Definition"]]
 _MAX_ROUNDS = 20
+_CHOICES = frozenset({"random", "randrange", "choice", "choices", "sample", "randperm", "multinomial"})
 # The states of a longer body would take too much memory to keep.
 _MOST_STATEMENTS = 100
 _DRAWS = frozenset(
@@ -338,6 +339,30 @@ def reads_later(frame: Frame, name: str) -> bool:
         return False
     later = (one for one in ast.walk(statement.scope) if getattr(one, "lineno", 0) > statement.span.end_line)
     return any(chain_key(one) == name and isinstance(getattr(one, "ctx", None), ast.Load) for one in later)
+
+
+def writes_at_random(frame: Frame) -> bool:
+    """Whether the element write at ``frame`` chooses its elements by random numbers: ``x[torch.rand(n) < 0.1] = 0``."""
+    statement = statement_at(frame)
+    if statement is None or statement.scope is None:
+        return False
+    targets = [one for one in getattr(statement.node, "targets", ()) if isinstance(one, ast.Subscript)]
+    call = expression_at(frame)
+    given = call.node.args[:1] if call is not None and isinstance(call.node, ast.Call) else []
+    waiting: list[tuple[ast.stmt, ast.expr]] = [(statement.node, one.slice) for one in targets]
+    waiting += [(statement.node, one) for one in given if not targets]
+    seen = set[ast.expr]()
+    while waiting:
+        at, value = waiting.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if any(leaf_name(one.func) in _DRAWS | _CHOICES for one in ast.walk(value) if isinstance(one, ast.Call)):
+            return True
+        found = reaching(statement.scope.body, at)
+        bound = (one.statement for name in consumed_names(value) for one in found.get(name, ()))
+        waiting += [(one, one.value) for one in bound if isinstance(one, ast.Assign)]
+    return False
 
 
 def is_of_copy(frame: Frame, name: str) -> bool:

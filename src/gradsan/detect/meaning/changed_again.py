@@ -10,7 +10,8 @@ accumulates and decays, such as a running mean or a trace, is written again on p
 near one; none is shifted by a number batch by batch. Whether any other factor scales data is unknown, unless a data
 loader calls the line.
 
-Code called by a data loader keeps no state in the data: there a shift alone is reported, too, as accumulating noise.
+Code called by a data loader keeps no state in the data: there a shift alone is reported, too, as accumulating noise,
+and elements chosen at random that are overwritten in what the code returns.
 Elsewhere it is if it adds random numbers alone to parts of one memory in turn, which the program has not copied before,
 and goes on with the result of the call. Otherwise a memory may be a state that drifts, such as particles: a note.
 
@@ -43,6 +44,7 @@ FADES = 0.5
 SHIFTS = frozenset({"add_", "sub_", "__iadd__", "__isub__", "subtract_"})
 _BOUNDS = frozenset({"clamp_", "clamp_min_", "clamp_max_", "clip_", "abs_", "nan_to_num_", "neg_", "round_"})
 """Operations that alone scale nothing; ``neg_`` and ``abs_`` are parts of a longer change."""
+_SETS = frozenset({"__setitem__", "masked_fill_", "index_fill_"})
 _LINES, _TIMES_ALONE = 4, 3
 
 
@@ -102,15 +104,17 @@ class ChangedAgain(Finder):
                     known.clear()
                 known.append(raw._replace(stack=self._stack_of_place(raw.stack)))
         for known in found.values():
-            if len(known) > 1 and all(raw.op in SCALES | SHIFTS | _BOUNDS for raw in known):
+            if len(known) > 1 and all(raw.op in SCALES | SHIFTS | _BOUNDS | _SETS for raw in known):
                 yield known
 
     def _may_pile_up(self, raw: RawWrite) -> bool:
-        """Whether a shift alone would be reported: a data loader calls it, or it adds noise."""
-        if raw.op not in SHIFTS:
+        """Whether a write that scales nothing would be reported: a data loader calls it, or it adds noise."""
+        if raw.op not in SHIFTS | _SETS:
             return False
         if raw.stack not in self._noise:
-            self._noise[raw.stack] = is_loaded(raw.stack) or _is_noise(raw.stack)
+            is_sum = raw.op in SHIFTS
+            self._noise[raw.stack] = is_loaded(raw.stack) if is_sum else is_loaded(raw.stack) and _is_random(raw.stack)
+            self._noise[raw.stack] |= is_sum and _is_noise(raw.stack)
         return self._noise[raw.stack]
 
     def _stack_of_place(self, stack: RawStack) -> Any:
@@ -149,6 +153,10 @@ class ChangedAgain(Finder):
                 self._tell(used, stacks, parts, sites, name, ops, how)
             return
         if origin is None or (len(parts) == 1 and (times < _TIMES_ALONE or origin != "conversion")):
+            return
+        if not _SETS.isdisjoint(ops):
+            if _SETS.issuperset(ops) and is_of_loader and source.returns_argument(place, name):
+                self._tell(used, stacks, parts, sites, name, ops, {"is_factor": "", "is_shifted": "random"})
             return
         numbers = [None if one is None else source.number_given(one) for one in places]
         is_own = [one is not None and source.is_of_itself(one, name) for one in places]
@@ -253,6 +261,11 @@ def _origin(frames: tuple[Frame, ...], name: str) -> tuple[Literal["conversion",
 def _is_noise(stack: RawStack) -> bool:
     place = _own(symbolise(stack).frames)
     return place is not None and is_user_file(stack.codes[0].co_filename) and source.adds_noise(place)
+
+
+def _is_random(stack: RawStack) -> bool:
+    place = _own(symbolise(stack).frames)
+    return place is not None and is_user_file(stack.codes[0].co_filename) and source.writes_at_random(place)
 
 
 def _own(frames: tuple[Frame, ...]) -> Frame | None:

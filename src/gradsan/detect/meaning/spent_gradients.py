@@ -90,14 +90,14 @@ class SpentGradients(RoundDetector):
         self._used = self._notes(set[Hashable]())
         self._unstepped = self._notes(dict[Hashable, Clearing]())
         self._forgotten = ForgottenSteps(run.core, run.steps, self._making)
-        self._begun = self._gone_on = 0
+        self._begun = self._gone_on = self._since = 0
         self._frozen: list[tuple[RawStack, IdleClip]] = self._notes([])
         self._rounds_at = self._notes(collections.Counter[Hashable]())
 
     def forget(self) -> None:
         super().forget()
         self._forgotten.forget()
-        self._gone_on = 0
+        self._gone_on, self._since = 0, self._core.clock
 
     def begins(self, entry: RawBackward) -> bool:
         """Note the leaves, if optimizers have all of them and no hook is in the graph."""
@@ -150,7 +150,7 @@ class SpentGradients(RoundDetector):
         if len(self._steps.steps) > 1:
             from gradsan.detect.meaning.wrong_steps import steps_at_the_end
 
-            for one in steps_at_the_end(self._core, self._steps.steps, self._optimizers()):
+            for one in steps_at_the_end(self._core, self._since, self._steps.steps, self._optimizers()):
                 self._report_wrong(one)
         for stack, idle in self._frozen:
             if idle.is_frozen:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from types import FrameType
@@ -81,30 +82,38 @@ def scaled_step(
     return None
 
 
-def steps_at_the_end(core: Core, steps: list[StepRecord], optimizers: list[Optimizer]) -> Iterator[WrongStep]:
-    """Yield what the logs show as watching ends: steps with gradients of earlier ones, and steps without a backward."""
+def steps_at_the_end(
+    core: Core, since: int, steps: list[StepRecord], optimizers: list[Optimizer]
+) -> Iterator[WrongStep]:
+    """Yield what the logs show as watching ends: steps with gradients of earlier ones, and steps without a backward.
+
+    The logs also have steps of earlier stretches: only those after ``since`` count.
+    """
     by_optimizer = defaultdict[int, list[StepRecord]](list)
     for record in steps:
-        if record.end is not None:
+        if record.end is not None and record.clock > since:
             by_optimizer[record.identity].append(record)
-    calls = [(call.clock, call.stack) for call in backward_calls(core)]
-    clears = [raw.clock for raw in logged_writes(core) if raw.op in CLEARS]
+    calls = [(call.clock, call.stack) for call in backward_calls(core) if call.clock > since]
     grads = {_torch.storage_or_none(one.grad) for one in _torch.parameters_of(*optimizers) if one.grad is not None}
-    writes = [raw.clock for raw in logged_writes(core) if raw.storage in grads]
+    raws = logged_writes(core, since)
+    changes = sorted(raw.clock for raw in raws if raw.op in CLEARS or raw.storage in grads)
+    begun = sorted(clock for clock, _ in calls)
     told = set[RawStack]()
     # A fused step moves no version counter.
     is_fused = any(group.get("fused") for one in optimizers for group in one.param_groups)
     for records in by_optimizer.values():
-        if not (core.backwards or is_fused) and _are_idle(records) and records[-1].stack not in told:
+        if not (calls or is_fused) and _are_idle(records) and records[-1].stack not in told:
             told.add(records[-1].stack)
             yield WrongStep("no_backward", records[-1].stack, records[-1].optimizer)
         repeated = defaultdict[RawStack, list[StepRecord]](list)
         for before, record in itertools.pairwise(records):
             end = record.end or record.clock
             is_moved = before.before != before.after and record.before != record.after
-            is_fed = any(before.clock < clock < end for clock, _ in calls)
-            is_changed = any((before.end or 0) < clock < record.clock for clock in (*clears, *writes))
-            if is_moved and not is_fed and not is_changed and before.sequence == record.sequence:
+            # Of a time that one of the logs has forgotten nothing is known.
+            is_known = bool(calls) and before.clock > begun[0] and not core.lost_writes_after(before.clock)
+            is_fed = _has_between(begun, before.clock, end)
+            is_changed = _has_between(changes, before.end or 0, record.clock)
+            if is_known and is_moved and not is_fed and not is_changed and before.sequence == record.sequence:
                 repeated[record.stack].append(record)
         for stack, found in repeated.items():
             filled = next((one for clock, one in reversed(calls) if clock < found[-1].clock), None)
@@ -157,6 +166,11 @@ def unread_flags(optimizer: Optimizer, frame: FrameType) -> Iterator[Clue]:
 def _flag_clue(file: str, flag: source.Flag, name: str) -> Clue:
     place = Frame(file, flag.line, "", is_user=True)
     return Clue("written", Site((place,)), name=flag.owner, op=name)
+
+
+def _has_between(clocks: list[int], first: int, last: int) -> bool:
+    at = bisect_right(clocks, first)
+    return at < len(clocks) and clocks[at] < last
 
 
 def _are_idle(records: list[StepRecord]) -> bool:

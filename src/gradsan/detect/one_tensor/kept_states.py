@@ -4,11 +4,14 @@
 a state and where it is asked for one: a kept state that is the module's own memory, updated in between, restores
 nothing; and several in one list or dict of the program's, taken at different times, are one. Versions show
 that training went on, and the lifetimes of the tensors that somebody keeps them. A line that again and again gives a
-module the state of another name, ``target.load_state_dict(network.state_dict())``, assumes two modules.
+module the state of another name, ``target.load_state_dict(network.state_dict())``, assumes two modules. A state that
+was kept as the best one, in a branch that also keeps the score, is no longer that after an update: it is saved, or
+given to another module.
 
-Rows: ``state_restored_itself``, ``states_are_one``. Roles: ``bound`` (where the state was taken), ``written`` (where
-it is given, or one is asked for again; ``name`` of the state; ``values``: ``shape``, ``dtype``, ``device``, ``module``,
-the class of the module). And the row of an update that computes with itself (``own_operands.py``).
+Rows: ``state_restored_itself``, ``states_are_one``, ``state_of_now``. Roles: ``bound`` (where the state was taken),
+``written`` (where it is given or saved, or one is asked for again; ``name`` of the state; ``values``: ``shape``,
+``dtype``, ``device``, ``module``, the class of the module). And the row of an update that computes with itself
+(``own_operands.py``).
 """
 
 from __future__ import annotations
@@ -29,13 +32,13 @@ from gradsan.detect.one_tensor.own_operands import OwnOperands
 from gradsan.graph import naming
 from gradsan.graph.live import value_of
 from gradsan.graph.variables import kind_of
-from gradsan.model import Clue, Failure, Site
+from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Finder, Guard, Run
 from gradsan.record.log import RawStack
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import is_of_program, symbolise
 
-RESTORED, ONE = "state_restored_itself", "states_are_one"
+RESTORED, ONE, NOW = "state_restored_itself", "states_are_one", "state_of_now"
 _TENSORS, _STATES, _SEARCHES = 16, 256, 32
 
 
@@ -91,6 +94,12 @@ class KeptStates(Finder):
                 stack = core.stack(1)
                 guard(lambda: self._assigned(args[0], stack, is_read))
 
+        def saved(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self._states and not _torch.is_compiling():
+                stack, held = core.stack(1), args[0] if args else kwargs.get("obj")
+                guard(lambda: self._used(held, stack, "save"))
+
+        patches.set(torch, "save", core.listener(standing(torch, "save"), saved, None))
         patches.set(nn.Module, "state_dict", core.listener(give, None, given))
         patches.set(nn.Module, "load_state_dict", core.listener(take, taken, has_taken))
 
@@ -111,6 +120,8 @@ class KeptStates(Finder):
         self._compare(module, stack, frame)
         own = {_torch.storage_or_none(one) for one in (*module.parameters(), *module.buffers())}
         tensors = [one for one in state.values() if type(one) in _torch.PLAIN_TENSORS]
+        if tensors and all(_torch.storage_or_none(one) not in own for one in tensors):
+            self._used(state, stack, "load_state_dict")
         if not tensors or not all(_torch.storage_or_none(one) in own for one in tensors):
             return
         given = {id(one) for one in state.values()}
@@ -121,6 +132,24 @@ class KeptStates(Finder):
             self._tell(RESTORED, kept, site, name or "state_dict")
         elif kept is None:
             self._given_itself(module, tensors[0], stack, frame)
+
+    def _used(self, used: Any, stack: RawStack, op: str) -> None:
+        """Check what is saved, or given to another module: a state of earlier that was kept as the best one."""
+        if stack in self._described or not is_of_program(stack):
+            return
+        given = {id(one) for one in _torch.tensors_in(used)}
+        kept = next((one for one in reversed(self._states) if id(one.tensor()) in given), None)
+        frame = None if kept is None else symbolise(kept.stack).user_frame
+        module = None if kept is None else kept.module()
+        if kept is not None and frame is not None and module is not None and source.keeps_best(frame):
+            # Running statistics may have changed alone.
+            own = set(map(_torch.storage_or_none, module.parameters()))
+            held = [(one(), version) for one, version in kept.tensors]
+            moved = (one for one, version in held if one is not None and one._version > version)
+            if not any(_torch.storage_or_none(one) in own for one in moved):
+                return
+            self._described.add(stack)
+            self._tell(NOW, kept, symbolise(stack), _name_of(frame), op)
 
     def _given_itself(self, module: nn.Module, tensor: torch.Tensor, stack: RawStack, running: FrameType) -> None:
         """Check a module given its own current state, with ``tensor`` in it: that copy is the only write to expect."""
@@ -176,7 +205,7 @@ class KeptStates(Finder):
         if name is not None:
             self._tell(ONE, earlier, symbolise(stack), name)
 
-    def _tell(self, row: str, kept: _State, site: Site, name: str) -> None:
+    def _tell(self, row: str, kept: _State, site: Site, name: str, op: str = "load_state_dict") -> None:
         if kept.stack in self._described:
             return
         self._described.add(kept.stack)
@@ -185,6 +214,12 @@ class KeptStates(Finder):
         values = {**_torch.facts_of(tensor), "module": type(module).__name__}
         clues = (
             Clue("bound", symbolise(kept.stack), name=name),
-            Clue("written", site, name=name, op="load_state_dict", values=values),
+            Clue("written", site, name=name, op=op, values=values),
         )
         self._found(Failure(row, "", "", site, clues, raised=False))
+
+
+def _name_of(frame: Frame) -> str:
+    """The variable that the statement at ``frame`` binds."""
+    statement = source.statement_at(frame)
+    return next(iter(() if statement is None else source.assigned_names(statement)), "state_dict")

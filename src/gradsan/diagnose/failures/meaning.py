@@ -322,7 +322,7 @@ def data_changed(failure: Failure) -> Diagnosis | None:
     labels = [label for one in changed for label in parts.label_of(one, "written", "label.data_changed_again", values)]
     is_shifted = bool(facts.get("is_shifted"))
     words = "data_shifted_again" if is_shifted else "data_changed_again"
-    words = "noise_added_again" if facts.get("is_shifted") == "noise" else words
+    words = {"noise": "noise_added_again", "random": "data_erased_again"}.get(str(facts.get("is_shifted")), words)
     help_words = "help.shift_out_of_place" if is_shifted else None
     return parts.diagnosis(
         failure,
