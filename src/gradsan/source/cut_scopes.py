@@ -18,6 +18,7 @@ from gradsan.source.methods import CUTTING
 from gradsan.source.tree import FunctionNode, SourceFile, read_source
 
 _GRAPHLESS = frozenset({"no_grad", "inference_mode", "set_grad_enabled"})
+_ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 _OUT_OF_PLACE = frozenset({"clamp", "clip", "mul", "div", "neg", "add", "sub", "nan_to_num", "masked_fill", "where"})
 _NO_STRAIGHT_CODE = (
@@ -51,9 +52,6 @@ class Scope:
     seen: frozenset[tuple[str, int]] = frozenset()
     depth: int = 0
     own: frozenset[str] = frozenset()
-
-
-_ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 
 def scope_at(frames: Sequence[Frame], live: Sequence[Live], index: int) -> Scope | None:

@@ -265,7 +265,8 @@ def flags_cleared(file: str, name: str) -> list[Flag]:
 
     Not those of ``self``, nor in a loop over parameters, which may have such an attribute.
     """
-    source = read_source(file) if any(f".{name}" in line for line in source_lines(file)) else None
+    is_cleared = any(f".{name}" in line and "False" in line for line in source_lines(file))
+    source = read_source(file) if is_cleared else None
     found = []
     for node in () if source is None else source.nodes:
         if source is None or not isinstance(node, ast.Attribute) or node.attr != name:

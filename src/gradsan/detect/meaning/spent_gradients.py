@@ -57,7 +57,7 @@ _HOOKED = "BackwardHookFunctionBackward"
 _CLAMPS = frozenset({"clamp", "clip", "clamp_min", "clamp_max", "nan_to_num"})
 _OUT_OF_PLACE = _CLAMPS | {"lerp", "add", "sub", "mul", "div", "addcmul", "addcdiv"}
 _OPERATORS = frozenset({"__add__", "__sub__", "__mul__", "__truediv__", "__radd__", "__rsub__", "__rmul__"})
-_ROUNDS_WITHOUT_STEP, _LINES_BOUND = 16, 64
+_ROUNDS_WITHOUT_STEP, _LINES_BOUND, _LINES_STEPPING = 16, 64, 16
 
 
 class _Gradient(NamedTuple):
@@ -87,7 +87,7 @@ class SpentGradients(RoundDetector):
         self._taken = collections.Counter[tuple[RawStack, tuple[str, int, int]]]()
         self._owned = frozenset[int]()
         self._refilled: list[tuple[int, frozenset[int]]] = []
-        self._used = self._notes(set[Hashable]())
+        self._used, self._stepped_at = self._notes(set[Hashable]()), self._notes(set[Hashable]())
         self._unstepped = self._notes(dict[Hashable, Clearing]())
         self._forgotten = ForgottenSteps(run.core, run.steps, self._making)
         self._begun = self._gone_on = self._since = 0
@@ -139,7 +139,10 @@ class SpentGradients(RoundDetector):
 
         self._report_wrong(unfed_closure(self._core, self._steps.steps, optimizer))
         stack = self._core.stack()
-        for clue in unread_flags(optimizer, sys._getframe(1)):
+        # A program may make one optimizer per task.
+        is_due = stack not in self._stepped_at and len(self._stepped_at) < _LINES_STEPPING
+        self._stepped_at.add(stack)
+        for clue in unread_flags(optimizer, sys._getframe(1)) if is_due else ():
             if clue.site not in self._described:
                 self._described.add(clue.site)
                 self._report_at(UNREAD, stack, clue, Clue("stepped", name=type(optimizer).__name__))
