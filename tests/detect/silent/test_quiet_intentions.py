@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -557,3 +558,28 @@ def test_two_parameters_over_one_memory_are_a_note() -> None:
     assert [(one.code, one.severity, one.tensor.name) for one in watched.diagnoses] == [
         ("GS216", "note", "second.weight")
     ]
+
+
+def test_running_product_of_an_optimizer_is_no_note() -> None:
+    class Corrected(torch.optim.Optimizer):
+        """SGD whose rate is corrected by a product of factors, one for each element, that it keeps in its state."""
+
+        def __init__(self, params: Iterator[nn.Parameter]) -> None:
+            super().__init__(params, {})
+
+        @torch.no_grad()
+        def step(self, closure: object = None) -> None:  # type: ignore[override]
+            for param in self.param_groups[0]["params"]:
+                state = self.state[param]
+                state.setdefault("product", torch.ones_like(param))
+                factor = 1 / (1 + param.grad.abs())
+                product = state["product"]
+                product.mul_(factor)
+                param.sub_(0.1 * param.grad / (2 - product))
+
+    net = nn.Linear(4, 2)
+    optimizer = Corrected(net.parameters())
+    with gradsan.watch() as watched:
+        for _ in range(40):
+            _fit(net, optimizer, net(torch.randn(6, 4)).pow(2).mean())
+    assert watched.diagnoses == ()

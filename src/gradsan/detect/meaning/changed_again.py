@@ -7,8 +7,8 @@ it is the same memory, and that nobody else refills it. The source must show tha
 function, treats it as its own: the result of a conversion, or an element of something larger. Scaling by the
 value's own statistics is harmless the second time; a shift by them with scaling by a number is not. A state that
 accumulates and decays, such as a running mean or a trace, is written again on purpose: it is added to, or has a factor
-near one; none is shifted by a number batch by batch. Whether any other factor scales data is unknown, unless a data
-loader calls the line.
+near one; none is shifted by a number batch by batch. What an optimizer's step scales is its state. Whether any other
+factor scales data is unknown, unless a data loader calls the line.
 
 Code called by a data loader keeps no state in the data: there a shift alone is reported, too, as accumulating noise,
 and elements chosen at random that are overwritten in what the code returns.
@@ -62,7 +62,7 @@ class ChangedAgain(Finder):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self._since = 0
+        self._steps, self._since = run.steps, 0
         self._stacks, self._places = self._notes(dict[Hashable, Any]()), self._notes(dict[Hashable, Any]())
         self._noise = self._notes(dict[Hashable, bool]())
 
@@ -86,7 +86,7 @@ class ChangedAgain(Finder):
             for part in _parts(raws, self._may_pile_up):
                 groups.setdefault(part.stacks, []).append(part)
         for stacks, parts in groups.items():
-            if stacks not in self._described:
+            if stacks not in self._described and not self._is_of_step(parts[0].last.clock):
                 self._judge(used, stacks, parts)
 
     def _memories(self) -> Iterator[list[RawWrite]]:
@@ -116,6 +116,9 @@ class ChangedAgain(Finder):
             self._noise[raw.stack] = is_loaded(raw.stack) if is_sum else is_loaded(raw.stack) and _is_random(raw.stack)
             self._noise[raw.stack] |= is_sum and _is_noise(raw.stack)
         return self._noise[raw.stack]
+
+    def _is_of_step(self, clock: int) -> bool:
+        return any(one.clock < clock <= (clock if one.end is None else one.end) for one in self._steps.steps)
 
     def _stack_of_place(self, stack: RawStack) -> Any:
         """The first stack of the same places: CPython specialises instructions, which changes a call's offset."""
