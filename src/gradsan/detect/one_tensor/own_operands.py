@@ -163,8 +163,7 @@ class OwnOperands(RoundDetector):
             self._described.add(stack)
             op, facts = self._own[stack]
             site = symbolise(stack)
-            frame = site.user_frame
-            if frame is None:
+            if (frame := site.user_frame) is None:
                 continue
             row = DIFFERENCE if op in _COMPARES else OWN
             if row == DIFFERENCE:
@@ -176,8 +175,9 @@ class OwnOperands(RoundDetector):
             before = self._before.get(stack)
             if pair is not None and (_is_written_back(frame, pair, before) or _is_passed_on(frame, pair, op, before)):
                 continue
-            if pair is not None and not is_explained and (frame.file, frame.line) not in self._described:
-                self._described.add((frame.file, frame.line))
+            # A line that computes with the same two the other way round has the same cause.
+            if pair and not is_explained and (at := (frame.file, frozenset(pair))) not in self._described:
+                self._described.add(at)
                 self._tell(row, site, op, facts, pair, symbolise(entry.stack))
 
     def _lent_at(self, storage: int) -> Any:
