@@ -159,6 +159,8 @@ def _shape(carrier: Carrier, name: str, one: source.Carried) -> source.Shape | N
     """The kind of value of ``name``: from the file, else from its live value; None for tensors nested deeper."""
     known = source.shape_bound_at(one.bound_at, one.name)
     live = {shape for held in carrier.held for path in (name, one.name) if (shape := _held_as(held, path)) is not None}
+    if not live and any(_is_mixed(held, path) for held in carrier.held for path in (name, one.name)):
+        return None
     if known is not None:
         # The file shows the outer kind, a live value also that of the elements.
         deeper = [shape for shape in live if shape.startswith(f"{known}/")]
@@ -195,6 +197,13 @@ def _held_as(held: Held, name: str) -> source.Shape | None:
     is_plain = all(set(one.items) == {inner} for one, inner in zip(layers, kinds[1:], strict=True))
     shape = "/".join(kinds[:-1]) or "tensor"
     return shape if shape in source.DETACHED and is_plain else None
+
+
+def _is_mixed(held: Held, name: str) -> bool:
+    """Whether ``name`` is a container with other elements than tensors, too: a count beside the states."""
+    return any(
+        layer.path == name and layer.kind != "object" and set(layer.items) != {"tensor"} for layer in held.around
+    )
 
 
 def _follows_loop(bound_at: Frame, used_at: Frame) -> bool:

@@ -118,7 +118,10 @@ def gather_written(context: Context) -> tuple[Clue, ...]:
 
 
 def _value_learns(frame: FrameType, own: Frame, written: Any) -> bool:
-    """Whether the statement calls a module that is trained, or reads a tensor that one has computed."""
+    """Whether the statement calls a module that is trained, or reads a tensor that one has computed.
+
+    Without ``written`` any tensor with a graph counts.
+    """
     statement = source.statement_at(own)
     if statement is None:
         return False
@@ -127,7 +130,21 @@ def _value_learns(frame: FrameType, own: Frame, written: Any) -> bool:
     if any(isinstance(one, nn.Module) and any(p.requires_grad for p in one.parameters()) for one in called):
         return True
     names = source.consumed_names(statement)
+    if written is None:
+        return first_named(frame, names, _is_result) is not None
     return first_named(frame, names, lambda one: learns_elsewhere(one, written)) is not None
+
+
+def gather_assigned(context: Context) -> tuple[Clue, ...]:
+    """Return the parameter that the statement assigns a tensor to."""
+    own = context.site.user_frame
+    name = None if own is None else source.attribute_assigned(own)
+    parameter = None if name is None or context.frame is None else tensor_of(context.frame, name)
+    if own is None or context.frame is None or name is None:
+        return ()
+    facts = {} if parameter is None else described(parameter, context.frame, name)
+    learns = _value_learns(context.frame, own, parameter)
+    return (Clue("target", context.site, name=name, values={**facts, "value_learns": learns}),)
 
 
 def _leaves_beside(frame: FrameType, own: Frame, value_learns: bool) -> tuple[str, ...]:

@@ -58,7 +58,7 @@ _NAMES = {
     "collected": "detach_collected forget_collected",
     "cut_scopes": "context_around is_called_with_graph is_conditional keeps_best unreturned_gradient",
     "cuts": "Cut Live find_cuts grad_switched_off takes_cut",
-    "flow": "adds_noise is_of_copy reads_later runs_more_often writes_at_random",
+    "flow": "adds_noise is_of_copy runs_more_often writes_at_random",
     "gradients": (
         "clears_each_part draws_both graph_for_gradient is_loss_read_elsewhere kept_gradient makes_discrete "
         "reads_gradient_beside reads_gradients wanted_where_bound"
@@ -86,7 +86,9 @@ _NAMES = {
         "rebound_at save_for_backward saved_early without_once_differentiable"
     ),
     "rewrite.given": "may_step steps_one_of",
-    "rewrite.leaves": "leaf_alone written_behind",
+    "rewrite.leaves": (
+        "assigned_as_parameter assigned_in_place attribute_assigned leaf_alone reads_later written_behind"
+    ),
     "rewrite.listing": "list_and_stack rebuilt_list",
     "rewrite.moving": "bound_names detach_given detach_reads move_behind taken_from within_block",
     "rewrite.out_of_place": (

@@ -332,15 +332,6 @@ def _is_noise(node: ast.expr, frame: Frame) -> bool:
     return False
 
 
-def reads_later(frame: Frame, name: str) -> bool:
-    """Whether a later line of the function at ``frame`` reads ``name``: ``h``, ``self.weight``."""
-    statement = statement_at(frame)
-    if statement is None or statement.scope is None:
-        return False
-    later = (one for one in ast.walk(statement.scope) if getattr(one, "lineno", 0) > statement.span.end_line)
-    return any(chain_key(one) == name and isinstance(getattr(one, "ctx", None), ast.Load) for one in later)
-
-
 def writes_at_random(frame: Frame) -> bool:
     """Whether the element write at ``frame`` chooses its elements by random numbers: ``x[torch.rand(n) < 0.1] = 0``."""
     statement = statement_at(frame)

@@ -57,6 +57,7 @@ _CAUSES: Mapping[str, Callable[[Failure], Diagnosis | None]] = {
         (meaning.value_changed, ("value_changed",)),
         (meaning.input_reused, ("input_reused",)),
         (meaning.saved_early, ("saved_early",)),
+        (views.parameter_assigned, ("parameter_assigned",)),
         (meaning.kept_for_all_calls, ("kept_for_all_calls",)),
         (meaning.built_once, ("value_built_once",)),
         (meaning.term_constant, ("term_is_constant",)),

@@ -320,6 +320,30 @@ def _is_for_caller(failure: Failure) -> bool:
     return frame is not None and source.written_for_caller(frame, _op(failure))
 
 
+def parameter_assigned(failure: Failure) -> Diagnosis | None:
+    """GS314 for a parameter that is assigned a tensor: an update, or a part of what is differentiated."""
+    target, frame = failure.clue("target"), failure.site.user_frame
+    lines = source.changed_at(frame, source.assigned_in_place)
+
+    def fixes(values: Mapping[str, object]) -> tuple[Fix, ...]:
+        if target is not None and target.values.get("value_learns"):
+            return (parts.fix("functional_fast_weights", "changed", values),)
+        if lines:
+            return (parts.fix("update_in_place", "changed", values, lines=lines),)
+        made = source.changed_at(frame, source.assigned_as_parameter)
+        return (parts.fix("new_parameter", "preserved", values, lines=made),)
+
+    return statements.stopped(
+        failure,
+        "GS314",
+        "data_replaced",
+        words="parameter_assigned",
+        label="label.parameter_assigned",
+        explanation="explanation.parameter_assigned",
+        fixes=fixes,
+    )
+
+
 def expanded_written(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure."""
     late = failure.clue("overlapping_write")

@@ -16,7 +16,7 @@ from functools import partial
 from gradsan.heuristics import wraps_for_ranks
 from gradsan.model import Diagnosis, Fix, Label, Lines
 from gradsan.repair.fixes import _blocks as blocks
-from gradsan.source.change import Change, Edit, changed_lines, edited, insert_before, with_keyword
+from gradsan.source.change import Change, Edit, changed_lines, edited, with_keyword
 from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import Expression, expressions_at
 from gradsan.source.modules import inplace_attribute_false, inplace_layers_false
@@ -193,15 +193,19 @@ def _detached_to_read(label: Label) -> Lines:
 
 
 def _detached_copy(label: Label) -> Lines:
-    """``x.detach().clone()`` for ``copy.deepcopy(x)``; before ``deepcopy(net)``, ``net.h = net.h.detach()``."""
+    """``x.detach().clone()`` for ``copy.deepcopy(x)``; for a ``net`` with a result in ``net.h``, that detached."""
     name = label.message.values.get("name")
     calls = [(place, call) for place, call in _calls_stopped(label) if leaf_name(call.func) == "deepcopy" and call.args]
     place, copied = (calls[0][0], calls[0][0].source.text(calls[0][1].args[0])) if len(calls) == 1 else (None, "")
     if place is not None and isinstance(name, str) and name != copied:
         if re.fullmatch(rf"{re.escape(copied)}(\.\w+|\[(\"\w+\"|'\w+')\])+", name) is None:
             return ()
-        detached = insert_before(place.source, place.statement, f"{name} = {name}.detach()", "detach_before_copy")
-        return changed_lines(label.frame.file, detached)
+        # What the copy gets for that tensor: the model keeps the one with the graph, which a loss may still need.
+        given = f"{{id({name}): {name}.detach()}}"
+        if len(calls[0][1].args) > 1 or calls[0][1].keywords:
+            return ()
+        change = edited(place.source, [Edit.after(place.source.span(calls[0][1].args[0]), f", {given}")], "change_call")
+        return changed_lines(label.frame.file, change)
 
     def edit(source: SourceFile, call: ast.Call) -> Edit | None:
         value = call.args[0] if len(call.args) == 1 and leaf_name(call.func) == "deepcopy" else None

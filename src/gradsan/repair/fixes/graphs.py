@@ -6,7 +6,7 @@ import ast
 import builtins
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -16,6 +16,7 @@ from gradsan.source.bindings import method_receiver
 from gradsan.source.change import Edit, changed_lines, edited, text_with
 from gradsan.source.identifiers import leaf_name, local_nodes
 from gradsan.source.kept import is_kept_here, kept_since
+from gradsan.source.locate import statement_at
 from gradsan.source.rewrite.moving import is_whole_lines, names_read
 from gradsan.source.rewrite.renewing import (
     constructs,
@@ -58,6 +59,9 @@ def recompute_forward(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 _REBUILT_CAUSES = blocks.STEPPED | {"graph_built_once", "same_loss_twice", "input_not_in_graph", blocks.SHARED}
 
 
+UPDATED = "label.updated_between"
+
+
 def rebuild_in_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     """Compute the values that the loop reads within it: moved there, as a property, or without a cache."""
     used = blocks.first(diagnosis, "used")
@@ -74,20 +78,31 @@ def rebuild_in_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     for made in blocks.labels(diagnosis, "bridge", "created" if silent is not None or is_of_loop else "saved"):
         if is_of_loop:
             # What the loss is computed from is what the rounds change: made anew, they would begin again.
-            found += [one for one in islice(_moved(made, used, begun), 1) if one is not None]
+            found += [one for one in islice(_moved(made, used, begun, ()), 1) if one is not None]
             continue
-        for fix in (*_moved(made, used, begun), _into_function(made, used), _as_property(made), _without_cache(made)):
+        updated = [one for one in diagnosis.labels if one.role == "written" or one.message.key == UPDATED]
+        for fix in (
+            *_moved(made, used, begun, updated),
+            _into_function(made, used),
+            _as_property(made),
+            _without_cache(made),
+        ):
             if fix is not None and fix not in found:
                 found.append(fix if silent is None else replace(fix, kind=silent.kind))
     return tuple(found)
 
 
-def _moved(made: Label, used: Label, begun: Label | None) -> Iterator[Fix | None]:
-    """The statements from ``made`` on, or from one before it: that at ``begun``, where the freed graph begins."""
+def _moved(made: Label, used: Label, begun: Label | None, updated: Sequence[Label]) -> Iterator[Fix | None]:
+    """The statements from ``made`` on, or from one before it: that at ``begun``, where the freed graph begins.
+
+    They are put into the innermost loop that also has one of the updates at ``updated``: each of its rounds needs its
+    own.
+    """
     pair = blocks.in_one_block(made, used)
     loop = None if pair is None or pair[0].index >= pair[1].index else _loop_of(pair[1].statement)
     if pair is None or loop is None:
         return
+    loop = _innermost(loop, used, updated)
     begins = (
         None if begun is None else next((one for one in blocks.placements(begun) if one.block is pair[0].block), None)
     )
@@ -103,6 +118,17 @@ def _moved(made: Label, used: Label, begun: Label | None) -> Iterator[Fix | None
             if first is None
             else _put_into(first, loop, "rebuild_in_loop", pair[1].statement, needed=pair[0].statement)
         )
+
+
+def _innermost(loop: ast.For | ast.While, used: Label, updated: Sequence[Label]) -> ast.For | ast.While:
+    """The innermost loop within ``loop``, or that itself, that contains the backward and an update."""
+    place, inside = statement_at(used.frame), set(ast.walk(loop))
+    frames = [frame for label in updated for frame in label.site.user_frames if frame.file == used.frame.file]
+    for inner in reversed(place.loops if place is not None else ()):
+        lines = range(inner.lineno, (inner.end_lineno or inner.lineno) + 1)
+        if isinstance(inner, ast.For | ast.While) and inner in inside and any(one.line in lines for one in frames):
+            return inner
+    return loop
 
 
 def _loop_of(node: ast.stmt) -> ast.For | ast.While | None:

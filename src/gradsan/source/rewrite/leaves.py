@@ -12,9 +12,10 @@ from dataclasses import replace
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited, text_with, without_keyword
-from gradsan.source.identifiers import binds, chain_key, leaf_name
+from gradsan.source.identifiers import assigned_names, binds, chain_key, imported_as, leaf_name
 from gradsan.source.locate import Statement, statement_at
-from gradsan.source.tree import FunctionNode, SourceFile
+from gradsan.source.methods import METADATA
+from gradsan.source.tree import FunctionNode, SourceFile, Span, indentation_of
 from gradsan.source.writing import written_root
 
 _SINGLE = (ast.Name, ast.Call, ast.Attribute, ast.Subscript, ast.Constant, ast.List, ast.Tuple)
@@ -235,3 +236,134 @@ def written_behind(frame: Frame, names: Collection[str] | None = None) -> list[F
         replace(frame, line=one.line, column=one.column, end_line=one.end_line, end_column=one.end_column)
         for one in spans
     ]
+
+
+def later_writes_of_same(source: SourceFile, node: ast.stmt, block: list[ast.stmt]) -> list[ast.stmt]:
+    """The statements of later loops of the function that write what goes through the same leaves as that of ``node``.
+
+    ``p.add_(d)`` of ``for p, d in zip(net.parameters(), ds)`` after ``p.copy_(s)`` of another such loop.
+    """
+    loop = source.parents[node][0]
+    walked = _walked_by_variable(loop).get(written_root(node) or "")
+    scope = source.function(node) or source.module
+    found = []
+    for other in (one for one in ast.walk(scope) if isinstance(one, ast.For) and one is not loop):
+        same = {name for name, text in _walked_by_variable(other).items() if text == walked and walked is not None}
+        found += [one for one in other.body if written_root(one) in same and one not in block]
+    return sorted((one for one in found if one.lineno > node.lineno), key=lambda one: one.lineno)
+
+
+def later_updates_of_same(source: SourceFile, node: ast.stmt, block: list[ast.stmt]) -> list[ast.stmt]:
+    """The updates by gradients, in later loops of the block, of what ``node`` writes: ``d += a * d.grad``."""
+    root, found = written_root(node), list[ast.stmt]()
+    for later in block[block.index(node) + 1 :]:
+        inner = [one for one in ast.walk(later) if isinstance(one, ast.stmt) and one is not later]
+        if root is None or any(
+            root in assigned_names(one) and not isinstance(one, ast.AugAssign) for one in [later, *inner]
+        ):
+            break
+        found += [one for one in inner if written_root(one) == root and _reads_gradient(one)]
+    return sorted(found, key=lambda one: one.lineno)
+
+
+def _walked_by_variable(loop: ast.AST) -> dict[str, str]:
+    """What each variable of a ``for`` loop goes through: ``ps`` for ``p`` of ``for p, g in zip(ps, gs)``."""
+    if not isinstance(loop, ast.For):
+        return {}
+    targets, walked = [loop.target], [loop.iter]
+    if isinstance(loop.target, ast.Tuple) and isinstance(loop.iter, ast.Call) and leaf_name(loop.iter.func) == "zip":
+        targets, walked = loop.target.elts, loop.iter.args
+    pairs = zip(targets, walked, strict=False)
+    return {target.id: ast.unparse(value) for target, value in pairs if isinstance(target, ast.Name)}
+
+
+def _reads_gradient(node: ast.stmt) -> bool:
+    return any(isinstance(one, ast.Attribute) and one.attr == "grad" for one in ast.walk(node))
+
+
+def attribute_assigned(frame: Frame) -> str | None:
+    """``layer.weight`` of the assignment ``layer.weight = …`` at ``frame``; None for any other statement."""
+    statement = statement_at(frame)
+    return None if statement is None else _assigned(statement.source, statement.node)
+
+
+def _assigned(source: SourceFile, node: ast.stmt) -> str | None:
+    target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+    return source.text(target) if isinstance(target, ast.Attribute) else None
+
+
+def assigned_in_place(frame: Frame) -> Change | None:
+    """The update ``layer.weight = layer.weight - step`` at ``frame`` in place, and those of other attributes behind it.
+
+    They are put under ``no_grad``: ``layer.weight -= step``, ``copy_()`` where it is no sum. None where the new value
+    is not computed from the old one.
+    """
+    statement = statement_at(frame)
+    torch = None if statement is None else imported_as(statement.source, "torch")
+    if statement is None or torch is None:
+        return None
+    source = statement.source
+    parent, field = source.parents[statement.node]
+    block = getattr(parent, field, None)
+    if not isinstance(block, list):
+        return None
+    texts: list[str] = []
+    last = first = block.index(statement.node)
+    for index in range(first, len(block)):
+        text = _in_place(source, block[index])
+        if text is None or source.indent(source.span(block[index])).strip():
+            break
+        texts, last = [*texts, text], index
+    if not texts:
+        return None
+    begin, end = source.span(block[first]), source.span(block[last])
+    lines = [f"with {torch}.no_grad():", *(f"{indentation_of(source)}{one}" for one in texts)]
+    whole = Span(begin.line, begin.column, end.end_line, end.end_column)
+    return edited(source, [Edit(whole, f"\n{source.indent(begin)}".join(lines))], "no_grad")
+
+
+def assigned_as_parameter(frame: Frame) -> Change | None:
+    """``layer.weight = torch.nn.Parameter(value)`` for ``layer.weight = value``."""
+    statement = statement_at(frame)
+    node = None if statement is None else statement.node
+    torch = None if statement is None else imported_as(statement.source, "torch")
+    if statement is None or torch is None or not isinstance(node, ast.Assign):
+        return None
+    span = statement.source.span(node.value)
+    return edited(statement.source, [Edit.before(span, f"{torch}.nn.Parameter("), Edit.after(span, ")")], "parameter")
+
+
+def _in_place(source: SourceFile, node: ast.stmt) -> str | None:
+    name, span = _assigned(source, node), source.span(node)
+    value = node.value if isinstance(node, ast.Assign) else None
+    if name is None or value is None or span.line != span.end_line:
+        return None
+    if not any(chain_key(one) == name for one in ast.walk(value)):
+        return None
+    sign = {ast.Sub: "-", ast.Add: "+"}.get(type(value.op)) if isinstance(value, ast.BinOp) else None
+    if sign is not None and isinstance(value, ast.BinOp) and source.text(value.left) == name:
+        return f"{name} {sign}= {source.text(value.right)}"
+    return f"{name}.copy_({source.text(value)})"
+
+
+def reads_later(frame: Frame, name: str) -> bool:
+    """Whether a later line of the function at ``frame`` reads values of ``name``, and not only its shape or type."""
+    statement = statement_at(frame)
+    if statement is None or statement.scope is None:
+        return False
+    source, later = statement.source, statement.span.end_line + 1
+    reads = [
+        one for one in ast.walk(statement.scope) if isinstance(one, ast.Name | ast.Attribute) and one.lineno >= later
+    ]
+    return any(
+        chain_key(one) == name and isinstance(one.ctx, ast.Load) and not _is_described(source.parents[one][0])
+        for one in reads
+    )
+
+
+def _is_described(parent: ast.AST) -> bool:
+    """Whether ``w`` is read for its shape or type alone: ``w.shape``, ``x.view_as(w)``, ``torch.zeros_like(w)``."""
+    if isinstance(parent, ast.Attribute):
+        return parent.attr in METADATA
+    name = leaf_name(parent.func) or "" if isinstance(parent, ast.Call) else ""
+    return name.endswith(("_as", "_like"))

@@ -11,6 +11,7 @@ from gradsan.source.identifiers import assigned_names, imported_as, leaf_name
 from gradsan.source.locate import statement_at
 from gradsan.source.reuse import second_name
 from gradsan.source.rewrite.given import networks_of
+from gradsan.source.rewrite.leaves import later_updates_of_same, later_writes_of_same
 from gradsan.source.rewrite.moving import (
     blocks_around,
     functions_of,
@@ -52,39 +53,16 @@ def under_no_grad(frame: Frame, leaves: Collection[str] = ()) -> Change | None:
             while not edits and first > 0 and _prepares(source, block[first - 1], node):
                 first -= 1
             edits.append(_within_no_grad(source, torch, block[first], last))
-    for other in _writes_of_same_leaves(source, statement.node, block):
+    for other in [
+        *later_writes_of_same(source, statement.node, block),
+        *later_updates_of_same(source, statement.node, block),
+    ]:
         around = getattr(source.parents[other][0], "body", [])
         if other in around and _has_own_lines(source, other) and source.span(other).line > edits[-1].span.end_line:
             edits.append(
                 _within_no_grad(source, torch, other, around[_last_of_update(source, around, around.index(other))])
             )
     return edited(source, [*_second_name_copied(frame, written_root(statement.node)), *edits], "no_grad")
-
-
-def _writes_of_same_leaves(source: SourceFile, node: ast.stmt, block: list[ast.stmt]) -> list[ast.stmt]:
-    """The statements of later loops of the function that write what goes through the same leaves as that of ``node``.
-
-    ``p.add_(d)`` of ``for p, d in zip(net.parameters(), ds)`` after ``p.copy_(s)`` of another such loop.
-    """
-    loop = source.parents[node][0]
-    walked = _walked_by_variable(loop).get(written_root(node) or "")
-    scope = source.function(node) or source.module
-    found = []
-    for other in (one for one in ast.walk(scope) if isinstance(one, ast.For) and one is not loop):
-        same = {name for name, text in _walked_by_variable(other).items() if text == walked and walked is not None}
-        found += [one for one in other.body if written_root(one) in same and one not in block]
-    return sorted((one for one in found if one.lineno > node.lineno), key=lambda one: one.lineno)
-
-
-def _walked_by_variable(loop: ast.AST) -> dict[str, str]:
-    """What each variable of a ``for`` loop goes through: ``ps`` for ``p`` of ``for p, g in zip(ps, gs)``."""
-    if not isinstance(loop, ast.For):
-        return {}
-    targets, walked = [loop.target], [loop.iter]
-    if isinstance(loop.target, ast.Tuple) and isinstance(loop.iter, ast.Call) and leaf_name(loop.iter.func) == "zip":
-        targets, walked = loop.target.elts, loop.iter.args
-    pairs = zip(targets, walked, strict=False)
-    return {target.id: ast.unparse(value) for target, value in pairs if isinstance(target, ast.Name)}
 
 
 def _second_name_copied(frame: Frame, written: str | None) -> list[Edit]:
