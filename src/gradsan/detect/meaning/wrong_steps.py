@@ -98,12 +98,12 @@ def steps_at_the_end(
     raws = logged_writes(core, since)
     changes = sorted(raw.clock for raw in raws if raw.op in CLEARS or raw.storage in grads)
     begun = sorted(clock for clock, _ in calls)
-    told = set[RawStack]()
+    reported = set[RawStack]()
     # A fused step moves no version counter.
     is_fused = any(group.get("fused") for one in optimizers for group in one.param_groups)
     for records in by_optimizer.values():
-        if not (calls or is_fused) and _are_idle(records) and records[-1].stack not in told:
-            told.add(records[-1].stack)
+        if not (calls or is_fused) and _are_idle(records) and records[-1].stack not in reported:
+            reported.add(records[-1].stack)
             yield WrongStep("no_backward", records[-1].stack, records[-1].optimizer)
         repeated = defaultdict[RawStack, list[StepRecord]](list)
         for before, record in itertools.pairwise(records):
@@ -117,8 +117,8 @@ def steps_at_the_end(
                 repeated[record.stack].append(record)
         for stack, found in repeated.items():
             filled = next((one for clock, one in reversed(calls) if clock < found[-1].clock), None)
-            if len(found) >= _PAIRS and filled is not None and stack not in told and _is_beside(stack, filled):
-                told.add(stack)
+            if len(found) >= _PAIRS and filled is not None and stack not in reported and _is_beside(stack, filled):
+                reported.add(stack)
                 yield WrongStep("again", stack, found[-1].optimizer, filled)
 
 
