@@ -34,7 +34,7 @@ from gradsan.graph.live import value_of
 from gradsan.graph.variables import kind_of
 from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Finder, Guard, Run
-from gradsan.record.log import RawStack
+from gradsan.record.log import RawStack, backward_calls
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import is_of_program, symbolise
 
@@ -43,10 +43,11 @@ _TENSORS, _STATES, _SEARCHES = 16, 256, 32
 
 
 class _State(NamedTuple):
-    """A state that a module returned: some of its tensors, with their versions then."""
+    """A state that a module returned at ``clock``: some of its tensors, with their versions then."""
 
     module: weakref.ref[nn.Module]
     stack: RawStack
+    clock: int
     tensors: tuple[tuple[weakref.ref[Any], int], ...]
 
     def tensor(self) -> Any:
@@ -62,7 +63,7 @@ class KeptStates(Finder):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self._operands = run.get(OwnOperands)
+        self._steps, self._operands = run.steps, run.get(OwnOperands)
         self._states = self._notes(list[_State]())
         self._given_own = self._notes(dict[Hashable, int]())
         self._searches = 0
@@ -112,7 +113,7 @@ class KeptStates(Finder):
         tensors = [one for one in state.values() if type(one) in _torch.PLAIN_TENSORS and _torch.storage_or_none(one)]
         noted = tuple((_torch.weak_tensor(one), int(one._version)) for one in tensors[:_TENSORS])
         kept = [one for one in self._states if any(weak() is not None for weak, _ in one.tensors)]
-        self._states[:] = [*kept[-_STATES:], _State(weakref.ref(module), stack, noted)]
+        self._states[:] = [*kept[-_STATES:], _State(weakref.ref(module), stack, self._core.clock, noted)]
 
     def _taken(self, module: nn.Module, state: Any, stack: RawStack, frame: FrameType) -> None:
         if not is_of_program(stack) or not isinstance(state, Mapping):
@@ -126,12 +127,17 @@ class KeptStates(Finder):
             return
         given = {id(one) for one in state.values()}
         kept = next((one for one in reversed(self._states) if id(one.tensor()) in given), None)
-        if kept is not None and kept.module() is module:
+        if kept is not None and kept.module() is module and self._has_trained_since(kept.clock):
             site = symbolise(stack)
             name = None if site.user_frame is None else source.first_argument(site.user_frame)
             self._tell(RESTORED, kept, site, name or "state_dict")
         elif kept is None:
             self._given_itself(module, tensors[0], stack, frame)
+
+    def _has_trained_since(self, clock: int) -> bool:
+        """Whether training has gone on: else the program has written into the state, to load it."""
+        steps = (one.clock > clock for one in self._steps.steps)
+        return any(steps) or any(call.clock > clock for call in backward_calls(self._core))
 
     def _used(self, used: Any, stack: RawStack, op: str) -> None:
         """Check what is saved, or given to another module: a state of earlier that was kept as the best one."""
@@ -141,7 +147,9 @@ class KeptStates(Finder):
         kept = next((one for one in reversed(self._states) if id(one.tensor()) in given), None)
         frame = None if kept is None else symbolise(kept.stack).user_frame
         module = None if kept is None else kept.module()
-        if kept is not None and frame is not None and module is not None and source.keeps_best(frame):
+        if kept is None or not self._has_trained_since(kept.clock):
+            return
+        if frame is not None and module is not None and source.keeps_best(frame):
             # Running statistics may have changed alone.
             own = set(map(_torch.storage_or_none, module.parameters()))
             held = [(one(), version) for one, version in kept.tensors]
