@@ -129,6 +129,8 @@ class MissingGradients(Detector):
         if is_frozen and (made := self._made(optimizer)) is not None:
             clues.append(Clue("made", Site((made,)), name=name))
         is_all = len(missing) == len(held)
+        if is_all and self._has_computed_nothing(optimizer):
+            return
         if lost := self._lost_among(replaced):
             self._report_lost(optimizer, lost, counts, site, clues)
             return
@@ -277,6 +279,11 @@ class MissingGradients(Detector):
 
     def _made(self, optimizer: Optimizer) -> Frame | None:
         return next((symbolise(one.stack).user_frame for it, one in self._making.optimizers() if it is optimizer), None)
+
+    def _has_computed_nothing(self, optimizer: Optimizer) -> bool:
+        """Whether no graph was recorded since an optimizer was made: its step is for the sake of something else."""
+        made = next((one for it, one in self._making.optimizers() if it is optimizer), None)
+        return made is not None and made.sequence == _torch.sequence_number()
 
     def _report_lost(
         self,

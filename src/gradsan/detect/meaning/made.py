@@ -32,11 +32,15 @@ def is_in_forward(stack: RawStack) -> bool:
 
 
 class Made(NamedTuple):
-    """An optimizer, a scheduler or a late parameter: a weak reference, and the clock and stack of its construction."""
+    """An optimizer, a scheduler or a late parameter: a weak reference, and the clock and stack of its construction.
+
+    ``sequence`` is the number that the next Node would have got then; optimizers only.
+    """
 
     weak: Any
     clock: int
     stack: RawStack
+    sequence: int = -1
 
 
 class Making(Detector):
@@ -126,7 +130,9 @@ class Making(Detector):
     def _grouped(self, optimizer: Optimizer, stack: RawStack) -> None:
         if id(optimizer) not in self._optimizers or self._optimizers[id(optimizer)].weak() is not optimizer:
             self._prune(self._optimizers)
-            self._optimizers[id(optimizer)] = Made(weakref.ref(optimizer), self._core.tick(), stack)
+            self._optimizers[id(optimizer)] = Made(
+                weakref.ref(optimizer), self._core.tick(), stack, _torch.sequence_number()
+            )
         self.on_group(optimizer)
 
     def _scheduled(self, scheduler: Any, stack: RawStack) -> None:
