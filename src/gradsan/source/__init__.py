@@ -56,7 +56,9 @@ _NAMES = {
     ),
     "change": "Change add_keyword apply_change changed_at changed_lines",
     "collected": "detach_collected forget_collected",
-    "cut_scopes": "context_around is_called_with_graph is_conditional keeps_best unreturned_gradient",
+    "cut_scopes": (
+        "compared_scores context_around is_called_with_graph is_conditional spoils_data unreturned_gradient"
+    ),
     "cuts": "Cut Live find_cuts grad_switched_off takes_cut",
     "flow": "adds_noise is_of_copy runs_more_often writes_at_random",
     "gradients": (
@@ -71,8 +73,8 @@ _NAMES = {
     ),
     "joined": "on_own_lines",
     "locate": (
-        "Expression Flag Statement drops_result expression_at expressions_at flags_cleared is_argument statement_at "
-        "writes_into_result"
+        "Expression Flag Statement drops_result expression_at expressions_at flags_cleared is_argument reads_flag "
+        "reads_scale sets_own_flag statement_at writes_into_result"
     ),
     "modules": "DETACHED Shape inplace_layer_false state_given",
     "reuse": (

@@ -21,6 +21,11 @@ _GRAPHLESS = frozenset({"no_grad", "inference_mode", "set_grad_enabled"})
 _ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 _OUT_OF_PLACE = frozenset({"clamp", "clip", "mul", "div", "neg", "add", "sub", "nan_to_num", "masked_fill", "where"})
+_CLOCKS = frozenset({"time", "perf_counter", "monotonic", "process_time", "now"})
+_EMPTY = frozenset({"zeros", "ones", "empty", "full"})
+_EMPTY |= {f"{one}_like" for one in _EMPTY} | {f"new_{one}" for one in _EMPTY}
+_SHARED = frozenset({"numpy", "copyto", "readinto", "frombuffer", "memmap", "open_memmap"})
+_SHARING = frozenset({"from_numpy", "as_tensor", "asarray"})
 _NO_STRAIGHT_CODE = (
     *(ast.For, ast.While, ast.Lambda, ast.comprehension),
     *(ast.Yield, ast.YieldFrom, ast.Global, ast.Nonlocal),
@@ -222,22 +227,51 @@ def is_conditional(frame: Frame) -> bool:
     return False
 
 
-def keeps_best(frame: Frame) -> bool:
-    """Whether the statement is in a branch of an ``if`` that compares by order, and binds anew what it has compared."""
+def compared_scores(frame: Frame) -> frozenset[str]:
+    """What an ``if`` around the statement compares by order, where its branch binds one of that anew, as a best score.
+
+    Not where a counter or the time is compared: what is kept then is renewed, and may well be the state of now.
+    """
     statement = statement_at(frame)
     for outer, name in () if statement is None else statement.source.ancestors(statement.node):
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            return False
+            break
         compared = (
             [one for one in ast.walk(outer.test) if isinstance(one, ast.Compare)] if isinstance(outer, ast.If) else []
         )
         ordered = [one for one in compared if any(isinstance(op, _ORDERS) for op in one.ops)]
-        names = {chain_key(side) for one in ordered for side in (one.left, *one.comparators)} - {None}
+        scores = [one for one in ordered if statement is not None and not _counts(statement.source, one)]
+        keys = (chain_key(side) for one in scores for side in (one.left, *one.comparators))
+        names = frozenset(one for one in keys if one is not None)
         branch = getattr(outer, name, None)
         bound = {chain_key(it) for one in branch for it in _bound_by(one)} if isinstance(branch, list) else set()
         if not names.isdisjoint(bound):
-            return True
-    return False
+            return names
+    return frozenset()
+
+
+def _counts(source: SourceFile, compared: ast.Compare) -> bool:
+    """Whether a comparison has the number of a round, something that is counted up, or the time."""
+    parts = list(ast.walk(compared))
+    keys = {chain_key(one) for one in parts if isinstance(one, ast.Name | ast.Attribute)} - {None}
+    counted = set[str | None]()
+    for node in source.nodes:
+        if isinstance(node, ast.For | ast.comprehension):
+            counted |= {chain_key(one) for one in _targets_of_rounds(node)}
+        elif isinstance(node, ast.AugAssign) and isinstance(node.value, ast.Constant):
+            counted.add(chain_key(node.target))
+    is_timed = any(isinstance(one, ast.Call) and leaf_name(one.func) in _CLOCKS for one in parts)
+    leaves = {str(one).rpartition(".")[2] for one in counted if one is not None and "." in one}
+    return is_timed or not keys.isdisjoint(counted) or any(str(one).rpartition(".")[2] in leaves for one in keys)
+
+
+def _targets_of_rounds(node: ast.For | ast.comprehension) -> Iterator[ast.expr]:
+    """The variables that a loop over a range, or the number of an ``enumerate``, counts with."""
+    called = leaf_name(node.iter.func) if isinstance(node.iter, ast.Call) else None
+    if called in ("range", "trange", "count"):
+        yield node.target
+    elif called == "enumerate" and isinstance(node.target, ast.Tuple):
+        yield node.target.elts[0]
 
 
 def _bound_by(node: ast.stmt) -> Iterator[ast.expr]:
@@ -317,3 +351,55 @@ def _is_new_gradient(value: ast.expr, gradient: str) -> bool:
     has_gradient = reads(value)
     is_call = isinstance(value, ast.Call) and leaf_name(value.func) in _OUT_OF_PLACE
     return has_gradient and (is_call or isinstance(value, ast.BinOp | ast.UnaryOp))
+
+
+def spoils_data(place: Frame, origin: Frame, held: str) -> bool:
+    """Whether the element write at ``place`` puts a constant into data that is ``held`` at ``origin``.
+
+    Not into what was made empty, which is a state or a buffer, nor where NumPy may refill it unseen. What gets values
+    that were computed is a state as well: spins that are turned, samples that are replaced.
+    """
+    statement, there = statement_at(place), statement_at(origin)
+    if statement is None or there is None or not _puts_constant(statement.source, statement.function, statement.node):
+        return False
+    source, value = there.source, ast.parse(held, mode="eval").body
+    bound = reaching(there.scope.body, there.node) if isinstance(value, ast.Name) and there.scope is not None else {}
+    for one in bound.get(held, ()):
+        given = getattr(one.statement, "iter", None) or getattr(one.statement, "value", None)
+        value = given if isinstance(given, ast.expr) else value
+    while isinstance(value, ast.Subscript | ast.Call):
+        value = value.value if isinstance(value, ast.Subscript) else value.func
+        value = value.value if isinstance(value, ast.Attribute) and value.attr in ("narrow", "select") else value
+    root = chain_key(value)
+    for node in source.nodes:
+        if isinstance(node, ast.Assign) and any(chain_key(one) == root for one in node.targets):
+            calls = {leaf_name(one.func) for one in ast.walk(node.value) if isinstance(one, ast.Call)}
+            if not _EMPTY.isdisjoint(calls):
+                return False
+    calls_of_file = [one for one in source.nodes if isinstance(one, ast.Call)]
+    arrays = {chain_key(it) for one in calls_of_file if leaf_name(one.func) in _SHARING for it in one.args[:1]} - {None}
+    stored = (one for one in source.nodes if isinstance(one, ast.Subscript) and isinstance(one.ctx, ast.Store))
+    if any(chain_key(one.value) in arrays for one in stored):
+        return False
+    classes = [one for one, _ in source.ancestors(there.node) if isinstance(one, ast.ClassDef)]
+    around: ast.AST = classes[-1] if classes else source.module
+    return not any(isinstance(one, ast.Call) and leaf_name(one.func) in _SHARED for one in ast.walk(around))
+
+
+def _puts_constant(source: SourceFile, function: FunctionNode | None, node: ast.stmt) -> bool:
+    """Whether a number of the source is written, or a setting: an attribute or a global that holds one."""
+    value: ast.expr | None = node.value if isinstance(node, ast.Assign) else None
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and node.value.args:
+        value = node.value.args[-1]
+    value = value.operand if isinstance(value, ast.UnaryOp) else value
+    key = None if value is None else chain_key(value)
+    if key is None:
+        return isinstance(value, ast.Constant)
+    if function is not None and isinstance(value, ast.Name) and binds(function, key):
+        return False
+    given = [
+        one.value
+        for one in source.nodes
+        if isinstance(one, ast.Assign) and any(leaf_name(it) == key.rpartition(".")[2] for it in one.targets)
+    ]
+    return not any(isinstance(one, ast.Call | ast.Subscript | ast.BinOp) for one in given)

@@ -353,7 +353,8 @@ def _taken_from(loop: ast.For | ast.AsyncFor, name: str) -> str | None:
     given = (one.value for one in _of_each_round(loop.body) if isinstance(one, ast.Assign) and one.targets == [first])
     held = chain_key(next(given, first)) or ""
     stores = [one for one in named if isinstance(one.ctx, ast.Store)]
-    return held if len(stores) == 2 and held.endswith((".grad", ".data")) else None
+    is_deleted = any(isinstance(one.ctx, ast.Del) for one in named)
+    return held if len(stores) == 2 and not is_deleted and held.endswith((".grad", ".data")) else None
 
 
 def _of_each_round(body: list[ast.stmt]) -> Iterator[ast.stmt]:

@@ -11,7 +11,7 @@ near one; none is shifted by a number batch by batch. What an optimizer's step s
 factor scales data is unknown, unless a data loader calls the line.
 
 Code called by a data loader keeps no state in the data: there a shift alone is reported, too, as accumulating noise,
-and elements chosen at random that are overwritten in what the code returns.
+and elements chosen at random that are overwritten by a constant in what the code returns.
 Elsewhere it is if it adds random numbers alone to parts of one memory in turn, which the program has not copied before,
 and goes on with the result of the call. Otherwise a memory may be a state that drifts, such as particles: a note.
 
@@ -158,7 +158,8 @@ class ChangedAgain(Finder):
         if origin is None or (len(parts) == 1 and (times < _TIMES_ALONE or origin != "conversion")):
             return
         if not _SETS.isdisjoint(ops):
-            if _SETS.issuperset(ops) and is_of_loader and source.returns_argument(place, name):
+            is_spoiled = any(one is not None and source.spoils_data(one, at, held) for one in places)
+            if is_spoiled and _SETS.issuperset(ops) and is_of_loader and source.returns_argument(place, name):
                 self._tell(used, stacks, parts, sites, name, ops, {"is_factor": "", "is_shifted": "random"})
             return
         numbers = [None if one is None else source.number_given(one) for one in places]

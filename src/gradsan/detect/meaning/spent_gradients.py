@@ -196,7 +196,9 @@ class SpentGradients(RoundDetector):
                 (one for one in args if torch.is_tensor(one) and _torch.storage_or_none(one) in self._storages), None
             )
             if one is not None:
-                self._bound.setdefault(self._core.stack(), _torch.facts_of(one))
+                stack = self._core.stack()
+                self._bound.setdefault(stack, _torch.facts_of(one))
+                self._taken[stack, (BOUND, _torch.storage_or_none(one), int(one.storage_offset()))] += 1
         if self._storages and not self._is_read and op not in _NO_READ:
             given = _torch.tensors_in((args, kwargs))
             if any(_torch.storage_or_none(one) in self._storages for one in given):
@@ -252,8 +254,9 @@ class SpentGradients(RoundDetector):
         """
         own = {one.own for one in self._gradients}
         step = next((one for one in steps if not own.isdisjoint(one.storages)), None)
+        again = {symbolise(stack) for (stack, what), number in self._taken.items() if what[0] == BOUND and number > 1}
         for stack, held in self._bound.items() if step is not None else ():
-            frame = (site := symbolise(stack)).user_frame
+            frame = None if (site := symbolise(stack)) in again else site.user_frame
             dropped = None if frame is None else source.dropped_update(frame)
             if dropped is not None and dropped[1] is not None and site not in self._described:
                 self._described.add(site)

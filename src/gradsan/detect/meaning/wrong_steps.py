@@ -17,13 +17,15 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import NamedTuple
 
 import torch
+from torch import nn
 from torch.optim import LBFGS, Optimizer
 
 from gradsan import _torch, source
@@ -78,7 +80,10 @@ def scaled_step(
         changed = any(raw.storage in held.values() and raw.clock < record.clock for raw in writes)
         cleared = any(one.clock < record.clock for one in calls.clearings)
         if not (changed or cleared or any(clock < record.clock for clock in refilled)):
-            return WrongStep("scaled", record.stack, record.optimizer, filled) if calls.has_scale else None
+            # A program that reads the scale may divide it out where no write is seen, or out of the rate.
+            is_read = any(map(source.reads_scale, files_of_program(sys._getframe(1))))
+            is_wrong = calls.has_scale and not is_read
+            return WrongStep("scaled", record.stack, record.optimizer, filled) if is_wrong else None
     return None
 
 
@@ -101,8 +106,12 @@ def steps_at_the_end(
     reported = set[RawStack]()
     # A fused step moves no version counter.
     is_fused = any(group.get("fused") for one in optimizers for group in one.param_groups)
+    known = {id(one): type(one) for one in optimizers}
     for records in by_optimizer.values():
-        if not (calls or is_fused) and _are_idle(records) and records[-1].stack not in reported:
+        # Another optimizer than PyTorch's own may write what no counter shows, and need no gradient.
+        kind = known.get(records[-1].identity, getattr(torch.optim, records[-1].optimizer, None))
+        is_plain = kind is not None and kind.__module__.startswith("torch.optim.")
+        if is_plain and not (calls or is_fused) and _are_idle(records) and records[-1].stack not in reported:
             reported.add(records[-1].stack)
             yield WrongStep("no_backward", records[-1].stack, records[-1].optimizer)
         repeated = defaultdict[RawStack, list[StepRecord]](list)
@@ -140,7 +149,7 @@ def unfed_closure(core: Core, steps: list[StepRecord], optimizer: Optimizer) -> 
     return WrongStep("closure", record.stack, record.optimizer) if is_same else None
 
 
-_MISSPELT = re.compile(r"_?requi\w*gr\w*d\w*")
+_MISSPELT = re.compile(r"_?requi[a-z]*_?gr[a-z]*d[a-z]*_?", re.IGNORECASE)
 
 
 def unread_flags(optimizer: Optimizer, frame: FrameType) -> Iterator[Clue]:
@@ -149,18 +158,38 @@ def unread_flags(optimizer: Optimizer, frame: FrameType) -> Iterator[Clue]:
     own = {name for one in held.values() for name, value in getattr(one, "__dict__", {}).items() if value is False}
     files = files_of_program(frame)
     for name in sorted(filter(_MISSPELT.fullmatch, own)):
-        for file in files:
+        for file in () if any(source.reads_flag(one, name) for one in files) else files:
             for flag in source.flags_cleared(file, name)[:1]:
                 yield _flag_clue(file, flag, name)
     flags = [(file, flag) for file in files for flag in source.flags_cleared(file, _FLAG) if not flag.is_of_parameters]
-    modules = [one for one in naming.all_modules_alive() if vars(one).get(_FLAG) is False] if flags else []
-    frozen = [one for one in modules if any(id(parameter) in held for parameter in one.parameters())]
+    if not flags or any(source.reads_flag(file, _FLAG) for file in files):
+        return
+    modules = [one for one in naming.all_modules_alive() if vars(one).get(_FLAG) is False]
+    frozen = [
+        one for one in modules if any(id(it) in held for it in one.parameters()) and not _has_own_flag(one, files)
+    ]
+    is_only = len(flags) == 1 and not any(map(source.sets_own_flag, files))
     for file, flag in flags if frozen else ():
         at: FrameType | None = frame
-        while at is not None and not any(value_of(at, flag.owner) is one for one in frozen):
+        seen: list[object] = []
+        while at is not None:
+            seen.append(value_of(at, flag.owner))
             at = at.f_back
-        if at is not None or len(flags) == 1:
+        is_of_module = any(value is one for value in seen for one in frozen)
+        is_of_other = any(value is not None and not isinstance(value, nn.Module) for value in seen)
+        if is_of_module or (is_only and not is_of_other):
             yield _flag_clue(file, flag, _FLAG)
+
+
+def _has_own_flag(module: nn.Module, files: list[str]) -> bool:
+    """Whether a class of a library's mentions the flag, and may give it a meaning for its modules."""
+    for kind in type(module).__mro__:
+        file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+        if file not in files and not kind.__module__.startswith("torch."):
+            codes = [one.__code__ for one in vars(kind).values() if isinstance(one, FunctionType)]
+            if any(_FLAG in one.co_names or _FLAG in one.co_consts for one in codes):
+                return True
+    return False
 
 
 def _flag_clue(file: str, flag: source.Flag, name: str) -> Clue:

@@ -34,21 +34,26 @@ from gradsan.graph.live import value_of
 from gradsan.graph.variables import kind_of
 from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Finder, Guard, Run
-from gradsan.record.log import RawStack, backward_calls
+from gradsan.record.log import RawStack, backward_calls, logged_writes
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import is_of_program, symbolise
 
 RESTORED, ONE, NOW = "state_restored_itself", "states_are_one", "state_of_now"
 _TENSORS, _STATES, _SEARCHES = 16, 256, 32
+_COPIES = frozenset({"copy_", "__setitem__"})
 
 
 class _State(NamedTuple):
-    """A state that a module returned at ``clock``: some of its tensors, with their versions then."""
+    """A state that a module returned at ``clock``: some of its tensors, with their versions then.
+
+    ``is_best`` says whether a branch that compares scores keeps it; integers are most likely counters.
+    """
 
     module: weakref.ref[nn.Module]
     stack: RawStack
     clock: int
     tensors: tuple[tuple[weakref.ref[Any], int], ...]
+    is_best: bool
 
     def tensor(self) -> Any:
         """Return one of the tensors that is still alive and has been written since; None where there is none."""
@@ -63,8 +68,9 @@ class KeptStates(Finder):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self._steps, self._operands = run.steps, run.get(OwnOperands)
+        self._operands, self._steps = run.get(OwnOperands), run.steps
         self._states = self._notes(list[_State]())
+        self._scores = self._notes(dict[RawStack, frozenset[str]]())
         self._given_own = self._notes(dict[Hashable, int]())
         self._searches = 0
 
@@ -113,7 +119,9 @@ class KeptStates(Finder):
         tensors = [one for one in state.values() if type(one) in _torch.PLAIN_TENSORS and _torch.storage_or_none(one)]
         noted = tuple((_torch.weak_tensor(one), int(one._version)) for one in tensors[:_TENSORS])
         kept = [one for one in self._states if any(weak() is not None for weak, _ in one.tensors)]
-        self._states[:] = [*kept[-_STATES:], _State(weakref.ref(module), stack, self._core.clock, noted)]
+        is_best = self._is_best(stack, frame)
+        taken = _State(weakref.ref(module), stack, self._core.clock, noted, is_best)
+        self._states[:] = [*kept[-_STATES:], taken]
 
     def _taken(self, module: nn.Module, state: Any, stack: RawStack, frame: FrameType) -> None:
         if not is_of_program(stack) or not isinstance(state, Mapping):
@@ -149,15 +157,32 @@ class KeptStates(Finder):
         module = None if kept is None else kept.module()
         if kept is None or not self._has_trained_since(kept.clock):
             return
-        if frame is not None and module is not None and source.keeps_best(frame):
+        if frame is not None and module is not None and kept.is_best:
             # Running statistics may have changed alone.
             own = set(map(_torch.storage_or_none, module.parameters()))
             held = [(one(), version) for one, version in kept.tensors]
-            moved = (one for one, version in held if one is not None and one._version > version)
-            if not any(_torch.storage_or_none(one) in own for one in moved):
+            moved = [one for one, version in held if one is not None and one._version > version]
+            trained = [one for one in moved if _torch.storage_or_none(one) in own]
+            if not trained or any(map(self._is_restored, trained)):
                 return
             self._described.add(stack)
             self._tell(NOW, kept, symbolise(stack), _name_of(frame), op)
+
+    def _is_best(self, stack: RawStack, running: FrameType) -> bool:
+        if stack not in self._scores:
+            frame = symbolise(stack).user_frame
+            self._scores[stack] = frozenset() if frame is None else source.compared_scores(frame)
+        values = [value_of(running, one) for one in self._scores[stack]]
+        known = [one for one in values if one is not None]
+        return any(type(one) is not int for one in known or values)
+
+    def _is_restored(self, tensor: torch.Tensor) -> bool:
+        """Whether something wrote the tensor after the last step that had it: the best values may be back."""
+        storage = _torch.storage_or_none(tensor)
+        for record in reversed(self._steps.steps):
+            if storage in record.storages:
+                return bool(tensor._version != record.after[record.storages.index(storage)])
+        return any(raw.storage == storage and raw.op in _COPIES for raw in logged_writes(self._core, 0))
 
     def _given_itself(self, module: nn.Module, tensor: torch.Tensor, stack: RawStack, running: FrameType) -> None:
         """Check a module given its own current state, with ``tensor`` in it: that copy is the only write to expect."""

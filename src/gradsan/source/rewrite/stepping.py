@@ -80,9 +80,10 @@ def later_backward_to_its_step(backward: Frame) -> Lines:
 
 
 def steps_without_backward(step: Frame, backward: Frame) -> bool:
-    """Whether each round of a loop computes a loss and steps, and an ``if`` chooses those that run the backward.
+    """Whether each round of a loop computes a loss and steps, and an ``if`` around chooses if any runs the backward.
 
-    Where the file sets some ``.grad`` itself, it may be another gradient.
+    Where the file sets some ``.grad`` itself, it may be another gradient. What is chosen round by round, by a counter
+    or a loss, may be meant: such a step goes on along the last gradient.
     """
     stepped, filled = statement_at(step), statement_at(backward)
     if stepped is None or filled is None or not stepped.loops or stepped.loops != filled.loops:
@@ -94,7 +95,15 @@ def steps_without_backward(step: Frame, backward: Frame) -> bool:
     bound = names_bound([one for one in inside if isinstance(one, ast.Assign) and one not in apart])
     stores = (one.attr for one in source.nodes if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store))
     is_beside = filled.node in apart and stepped.span.line > filled.span.line and "grad" not in stores
-    return is_beside and not bound.isdisjoint(names_read([filled.node]))
+    return is_beside and not bound.isdisjoint(names_read([filled.node])) and _is_of_phase(stepped.loops[-1], chosen)
+
+
+def _is_of_phase(loop: ast.stmt, chosen: list[ast.If]) -> bool:
+    """Whether nothing that decides an ``if`` inside the loop is bound or called there: it is the same in all rounds."""
+    tests = [inner for one in chosen for inner in ast.walk(one.test)]
+    names = [one for one in ast.walk(loop) if isinstance(one, ast.Name)]
+    bound = {one.id for one in names if isinstance(one.ctx, ast.Store)}
+    return not any(isinstance(one, ast.Call) or (isinstance(one, ast.Name) and one.id in bound) for one in tests)
 
 
 def step_by_scaler(step: Frame, backward: Frame) -> Lines:
