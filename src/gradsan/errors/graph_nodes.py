@@ -13,8 +13,9 @@ Roles: ``overlapping_write`` (a logged write to a tensor with several elements a
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import CodeType
+from typing import Any
 
 import torch
 from torch.autograd.graph import Node
@@ -92,7 +93,14 @@ def _older_in(node: Node, reached: set[Node]) -> bool:
 
 
 def gather_loss(context: Context) -> Iterator[Clue]:
-    """Yield the tensor whose backward was called."""
+    """Yield the tensor whose backward was called, or what ``autograd.grad`` was called with as ``differentiated``.
+
+    Its values: ``outputs``, how many; ``is_summable`` where the one output has a number for each row of the inputs,
+    which are no parameters; ``has_parameters``.
+    """
+    asking = next((one for one in context.frames if one.f_code.co_name == "grad" and "outputs" in one.f_locals), None)
+    if asking is not None:
+        yield _differentiated(asking.f_locals)
     own = context.site.user_frame
     name = None if own is None else source.method_receiver(own)
     tensor = None if name is None or context.frame is None else tensor_of(context.frame, name)
@@ -102,6 +110,19 @@ def gather_loss(context: Context) -> Iterator[Clue]:
     number = _torch.node_sequence(tensor.grad_fn)
     made = call_that_made(context.core, number, threading.get_ident())
     yield Clue("loss", None if made is None else symbolise(made.stack), name=name, values=facts)
+
+
+def _differentiated(given: Mapping[str, Any]) -> Clue:
+    outputs, inputs = (_tensors(given.get(one)) for one in ("outputs", "inputs"))
+    rows = {len(one) if one.dim() else 0 for one in inputs}
+    is_summable = len(outputs) == 1 and outputs[0].dim() > 0 and rows == {outputs[0].numel()} == {len(outputs[0])}
+    has_parameters = any(isinstance(one, torch.nn.Parameter) for one in inputs)
+    facts = {"outputs": len(outputs), "is_summable": is_summable and not has_parameters}
+    return Clue("differentiated", None, values={**facts, "has_parameters": has_parameters})
+
+
+def _tensors(given: Any) -> list[torch.Tensor]:
+    return [one for one in (given if isinstance(given, list | tuple) else [given]) if torch.is_tensor(one)]
 
 
 def gather_negative_slope(context: Context) -> tuple[Clue, ...]:

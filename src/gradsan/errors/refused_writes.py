@@ -112,6 +112,9 @@ def gather_written(context: Context) -> tuple[Clue, ...]:
     if tensor is not None and context.row in _LEAF_ROWS:
         values["value_learns"] = _value_learns(context.frame, own, tensor)
         values["leaves_beside"] = _leaves_beside(context.frame, own, bool(values["value_learns"]))
+    if context.row == "deepcopy_of_result":
+        beside = [one for one in naming.find(context.frame, _is_result) if one.tensor is not tensor]
+        values["copied_beside"] = tuple({id(one.tensor): one.path for one in beside}.values())
     target = Clue("target", context.site, name=name, op=op, values=values)
     made = made_by(context.core, tensor)
     return (target,) if made is None else (target, made)
@@ -139,12 +142,18 @@ def gather_assigned(context: Context) -> tuple[Clue, ...]:
     """Return the parameter that the statement assigns a tensor to."""
     own = context.site.user_frame
     name = None if own is None else source.attribute_assigned(own)
-    parameter = None if name is None or context.frame is None else tensor_of(context.frame, name)
     if own is None or context.frame is None or name is None:
         return ()
+    setting = next((one for one in reversed(context.frames) if one.f_code.co_name == "__setattr__"), None)
+    given = {} if setting is None else setting.f_locals
+    module, value = given.get("self"), given.get("value")
+    found = module._parameters.get(str(given.get("name"))) if isinstance(module, nn.Module) else None
+    parameter = tensor_of(context.frame, name) if found is None else found
     facts = {} if parameter is None else described(parameter, context.frame, name)
-    learns = _value_learns(context.frame, own, parameter)
-    return (Clue("target", context.site, name=name, values={**facts, "value_learns": learns}),)
+    facts |= {"value_learns": _value_learns(context.frame, own, parameter)}
+    if torch.is_tensor(value) and parameter is not None:
+        facts |= {"is_of_shape": value.shape == parameter.shape, "has_graph": value.requires_grad}
+    return (Clue("target", context.site, name=name, values=facts),)
 
 
 def _leaves_beside(frame: FrameType, own: Frame, value_learns: bool) -> tuple[str, ...]:

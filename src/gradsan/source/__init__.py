@@ -89,11 +89,13 @@ _NAMES = {
     ),
     "rewrite.given": "may_step steps_one_of",
     "rewrite.leaves": (
-        "assigned_as_parameter assigned_in_place attribute_assigned leaf_alone reads_later written_behind"
+        "assigned_as_parameter assigned_by_copy assigned_in_place attribute_assigned leaf_alone reads_later "
+        "written_behind"
     ),
     "rewrite.listing": "list_and_stack rebuilt_list",
     "rewrite.moving": "bound_names detach_given detach_reads move_behind taken_from within_block",
     "rewrite.out_of_place": (
+        "runs_again_after_backward "
         "argument_out_of_place out_of_place recorded result_out_of_place runs_again_on_result written_for_caller "
         "written_for_others"
     ),

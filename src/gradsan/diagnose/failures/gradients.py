@@ -18,6 +18,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from gradsan import source
@@ -275,8 +276,10 @@ def graph_rules(failure: Failure) -> Diagnosis | None:
         **failure.values,
     }
     fixes = rule.fixes
-    if asked is not None:
-        fixes = (("sum_differentiated", "preserved"),)
+    outputs = failure.clue("differentiated")
+    if asked is not None and outputs is not None and outputs.values["outputs"] == 1:
+        # The sum over a loss of each example is as many times their mean.
+        fixes = fixes[:1] if outputs.values["has_parameters"] else (("sum_differentiated", "preserved"),)
     behind = cuts_before(failure, name) if failure.row == "unused_in_graph" and name is not None else ()
     cuts = tuple(one for one in behind if one.kind == "gradient")
     before = None if frame is None or failure.row != "unused_in_graph" else source.computed_before_rounds(frame)
@@ -318,11 +321,16 @@ def _lines(failure: Failure, kind: str, name: str | None) -> Lines:
     if kind == "wanted_input" and name is not None and asked is not None:
         return source.changed_lines(asked.file, source.wanted_where_bound(asked, name))
     if kind == "sum_differentiated":
-        return source.changed_at(asked, source.sum_differentiated)
+        outputs = failure.clue("differentiated")
+        is_sum = outputs is not None and outputs.values["is_summable"]
+        return source.changed_at(asked, source.sum_differentiated) if is_sum else ()
     if kind == "no_second_derivative":
         return source.changed_at(asked, source.without_once_differentiable)
-    if kind == "fit_gradient" and _is_flat(failure):
-        return source.changed_at(asked, source.gradient_in_shape)
+    if kind == "fit_gradient":
+        how = _fitted(failure)
+        return (
+            () if how is None else source.changed_at(asked, partial(source.gradient_in_shape, is_transposed=how == "t"))
+        )
     defined, node = failure.clue("definition"), failure.clue("node")
     frame = None if defined is None else defined.shown_frame
     if kind != "return_one_each" or failure.row != "custom_backward_count" or frame is None or node is None:
@@ -333,10 +341,15 @@ def _lines(failure: Failure, kind: str, name: str | None) -> Lines:
     return tuple(line for change in changes for line in source.changed_lines(frame.file, change))
 
 
-def _is_flat(failure: Failure) -> bool:
-    """Whether the gradient has as many elements as its tensor, in another shape."""
-    sizes = [re.findall(r"\d+", str(failure.values.get(key))) for key in ("got", "expected")]
-    return all(sizes) and math.prod(map(int, sizes[0])) == math.prod(map(int, sizes[1]))
+def _fitted(failure: Failure) -> Literal["t", "view_as"] | None:
+    """How a gradient gets its tensor's shape: a flat one as a view, a transposed matrix by ``t()``; None if unknown."""
+    found = [re.findall(r"\d+", str(failure.values.get(key))) for key in ("got", "expected")]
+    got, expected = ([int(one) for one in sizes if one != "1"] for sizes in found)
+    if math.prod(got) != math.prod(expected):
+        return None
+    if got == expected or min(len(got), len(expected)) == 1:
+        return "view_as"
+    return "t" if len(found[0]) == 2 and found[0][::-1] == found[1] else None
 
 
 def _once(loss: str) -> Message:

@@ -25,6 +25,10 @@ from gradsan.model import (
     Site,
 )
 
+PROJECTING = frozenset({"clamp_", "clamp_max_", "clamp_min_", "clip_", "renorm_"})
+FILLING = frozenset({"fill_", "zero_", "copy_", "normal_", "uniform_", "random_", "__setitem__", "fill_diagonal_"})
+FOR_LEAF = PROJECTING | FILLING
+
 
 def live(failure: Failure) -> list[LiveClue]:
     """The live variables of the functions around a failure, the outermost first."""

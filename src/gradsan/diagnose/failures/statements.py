@@ -99,7 +99,10 @@ def new_tensors(failure: Failure, values: Mapping[str, object]) -> tuple[Fix, ..
 def _written_alike(fix: Fix, frame: Frame) -> Lines:
     """The lines of the same fix for the write at ``frame``."""
     written, suggest = source.writing_at(frame), _new_value if fix.kind == "out_of_place" else source.clone_before
-    change = None if written is None or not fix.lines else suggest(frame, written.op)
+    # A projection and a new filling are meant for the leaf itself.
+    if written is None or not fix.lines:
+        return ()
+    change = source.under_no_grad(frame) if written.op in parts.FOR_LEAF else suggest(frame, written.op)
     return tuple(one for one in source.changed_lines(frame.file, change) if one not in fix.lines)
 
 
@@ -162,6 +165,7 @@ def stopped(
     target = failure.clue("target")
     op = op_shown(target) if target is not None else failure.values.get("op", "?")
     filled = {"name": parts.name_of(target), "op": op, **(values or {})}
+    filled |= {key: one for key, one in target.values.items() if key == "copied_beside"} if target is not None else {}
     here = Message(label or f"label.{slug}", {**failure.values, **filled})
     return parts.diagnosis(
         failure,
@@ -298,7 +302,8 @@ def _flag(failure: Failure, values: Mapping[str, object]) -> tuple[Fix, ...]:
     if isinstance(values["name"], str):
         return (parts.fix("floating_first", "preserved", values),)
     lines = changed(failure, source.floating_from_start)
-    return (parts.fix("floating_first", "preserved", values, lines=lines, summary="help.floating_from_start"),)
+    words = "help.floating_from_start" if lines else "help.floating_or_without_gradient"
+    return (parts.fix("floating_first", "preserved", values, lines=lines, summary=words),)
 
 
 _INFERENCE = ("inference_written", "inference_saved", "inference_requires_grad", "inference_version")

@@ -144,10 +144,6 @@ def negative_slope_in_place(failure: Failure) -> Diagnosis | None:
     )
 
 
-_PROJECTING = frozenset({"clamp_", "clamp_max_", "clamp_min_", "clip_", "renorm_"})
-_FILLING = frozenset({"fill_", "zero_", "copy_", "normal_", "uniform_", "random_", "__setitem__", "fill_diagonal_"})
-
-
 def leaf_written(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure."""
     target = failure.clue("target")
@@ -220,11 +216,13 @@ def _purpose(failure: Failure) -> str:
         return "computation"
     if not in_setup and _is_view_of_leaf(failure) and _is_for_forward(failure):
         return "computation"
+    if not in_setup and frame is not None and source.runs_again_after_backward(frame, _op(failure)):
+        return "update"
     if facts.get("has_grad") or (facts.get("is_parameter") and facts.get("backwards")):
         return "update"
     if not in_setup and _is_by_second_name(failure):
         return "computation"
-    if in_setup or facts.get("is_parameter") or _op(failure) in _FILLING:
+    if in_setup or facts.get("is_parameter") or _op(failure) in parts.FILLING:
         return "initialisation"
     return "computation"
 
@@ -241,12 +239,17 @@ def _is_for_forward(failure: Failure) -> bool:
     """
     target, made, frame = failure.clue("target"), failure.clue("made"), failure.site.user_frame
     name = None if target is None else target.name
-    if frame is None or name is None or _op(failure) in _PROJECTING or not source.reads_later(frame, name):
+    if frame is None or name is None or _op(failure) in parts.PROJECTING or not source.reads_later(frame, name):
         return False
     if made is not None and (made.op or "").startswith("Expand"):
         return True
-    in_module = any(one.function.endswith("._call_impl") and not one.is_user for one in failure.site.frames)
-    return in_module and _is_base_read(failure) is False
+    # A view that is filled needs nothing of the leaf: the values are meant for that.
+    return _is_in_forward(failure) and _op(failure) not in parts.FILLING and _is_base_read(failure) is False
+
+
+def _is_in_forward(failure: Failure) -> bool:
+    """Whether the failure is below a call of a module."""
+    return any(one.function.endswith("._call_impl") and not one.is_user for one in failure.site.frames)
 
 
 def _is_base_read(failure: Failure) -> bool | None:
@@ -261,7 +264,7 @@ def _is_by_second_name(failure: Failure) -> bool:
     """Whether ``w``, bound to ``self.weight``, is written and read afterwards: the new value is meant for that name."""
     target, frame = failure.clue("target"), failure.site.user_frame
     name = None if target is None else target.name
-    if frame is None or name is None or not name.isidentifier() or _op(failure) in _FILLING | _PROJECTING:
+    if frame is None or name is None or not name.isidentifier() or _op(failure) in parts.FOR_LEAF:
         return False
     made = source.definition_of(frame, name)
     path = [] if made is None or made.is_loop else made.value.split(".")
@@ -275,7 +278,7 @@ def _is_taken(failure: Failure) -> bool:
     A projection (``w = self.w.clamp_(0, 1)``) may be meant for the written tensor.
     """
     frame, op = failure.site.user_frame, _op(failure)
-    if frame is None or op in _FILLING | _PROJECTING:
+    if frame is None or op in parts.FOR_LEAF:
         return False
     return source.computes_with_result(frame, op)
 
@@ -321,17 +324,26 @@ def _is_for_caller(failure: Failure) -> bool:
 
 
 def parameter_assigned(failure: Failure) -> Diagnosis | None:
-    """GS314 for a parameter that is assigned a tensor: an update, or a part of what is differentiated."""
+    """GS314 for a parameter that is assigned a tensor: an update, or a part of what is differentiated.
+
+    A new parameter would be none of those that an optimizer has: the old one gets the value where its shape allows.
+    """
     target, frame = failure.clue("target"), failure.site.user_frame
-    lines = source.changed_at(frame, source.assigned_in_place)
+    facts = {} if target is None else target.values
+    is_of_shape, in_init = facts.get("is_of_shape"), frame is not None and frame.function.endswith("__init__")
+    lines = source.changed_at(frame, source.assigned_in_place) if is_of_shape else ()
+    is_tied = in_init and bool(facts.get("has_graph")) and not lines
 
     def fixes(values: Mapping[str, object]) -> tuple[Fix, ...]:
-        if target is not None and target.values.get("value_learns"):
+        if facts.get("value_learns"):
             return (parts.fix("functional_fast_weights", "changed", values),)
-        if lines:
-            return (parts.fix("update_in_place", "changed", values, lines=lines),)
-        made = source.changed_at(frame, source.assigned_as_parameter)
-        return (parts.fix("new_parameter", "preserved", values, lines=made),)
+        copied = lines or (source.changed_at(frame, source.assigned_by_copy) if is_of_shape else ())
+        kept = (parts.fix("update_in_place", "changed", values, lines=copied),) if copied else ()
+        if is_tied or (_is_in_forward(failure) and facts.get("has_graph")):
+            # Written into the parameter, noise or a rounded weight would be there in the next forward.
+            return (parts.fix("compute_in_forward", "changed", values),)
+        made = source.changed_at(frame, source.assigned_as_parameter) if in_init else ()
+        return kept or (parts.fix("new_parameter", "preserved", values, lines=made),)
 
     return statements.stopped(
         failure,

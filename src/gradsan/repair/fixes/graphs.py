@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
+from gradsan.heuristics import draws_batch
 from gradsan.model import Diagnosis, Fix, Label, Lines
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.bindings import method_receiver
@@ -187,7 +188,8 @@ def _put_into(
     """The statement ``first``, and those that depend on it, at the start of ``loop``.
 
     ``around`` is the later statement of the same block that contains the loop; None where it is the loop itself.
-    ``needed`` must be among them. None where they draw a batch or random numbers, which the rest of the round shares.
+    ``needed`` must be among them. None where they draw a batch or random numbers, which the rest of the round shares,
+    or advance a state.
     """
     around = around or loop
     source, index = first.source, first.block.index(around)
@@ -202,6 +204,10 @@ def _put_into(
     if any(constructs(source, node) for node in moving) or (needed is not None and needed not in moving):
         return None
     if first.statement is not needed and draws_again(one for node in moving for one in ast.walk(node)):
+        return None
+    calls = (one for node in moving for one in ast.walk(node) if isinstance(one, ast.Call))
+    names = [leaf_name(one.func) or "" for one in calls]
+    if _is_state(moving) or any(name == "next" or draws_batch(name) for name in names):
         return None
     bound = set().union(*map(_bound, moving))
     # Where they are read first: what stands before may change what they are computed from.
@@ -240,6 +246,16 @@ def _depending(between: list[ast.stmt], wanted: set[str]) -> list[ast.stmt]:
             chosen.append(node)
             needed |= blocks.names_read([node])
     return chosen[::-1]
+
+
+def _is_state(moving: Sequence[ast.stmt]) -> bool:
+    """Whether the statements compute a variable from its old value (``h = cell(x, h)``), which they would advance."""
+    bound = set().union(*map(_bound, moving))
+    for node in moving:
+        if isinstance(node, ast.Assign) and blocks.names_read([node]) & bound:
+            return True
+        bound -= _bound(node)
+    return False
 
 
 def _bound(node: ast.stmt) -> set[str]:

@@ -6,12 +6,13 @@ And gradients that are assigned, in their tensor's shape, and leaves made of flo
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Sequence
 
 from gradsan.model import Frame, Lines
 from gradsan.source.change import Change, Edit, changed_lines, edited, with_keyword
-from gradsan.source.identifiers import leaf_name
-from gradsan.source.locate import expression_at, expressions_at, statement_at
+from gradsan.source.identifiers import chain_key, imported_as, leaf_name
+from gradsan.source.locate import Expression, expression_at, expressions_at, statement_at
 from gradsan.source.rounds import keep_graph
 from gradsan.source.tree import SourceFile
 
@@ -76,8 +77,8 @@ def _hands_on_keywords(frame: Frame) -> bool:
     )
 
 
-def gradient_in_shape(frame: Frame) -> Change | None:
-    """``p.grad = flat[i:j].view_as(p)`` for ``p.grad = flat[i:j]``."""
+def gradient_in_shape(frame: Frame, *, is_transposed: bool = False) -> Change | None:
+    """``p.grad = flat[i:j].view_as(p)`` for ``p.grad = flat[i:j]``; ``p.grad = g.t()`` of the transpose."""
     statement = statement_at(frame)
     node = None if statement is None else statement.node
     if statement is None or not isinstance(node, ast.Assign) or len(node.targets) != 1:
@@ -85,24 +86,50 @@ def gradient_in_shape(frame: Frame) -> Change | None:
     target, source = node.targets[0], statement.source
     if not isinstance(target, ast.Attribute) or target.attr != "grad":
         return None
-    return edited(source, _called(source, node.value, f".view_as({source.text(target.value)})"), "gradient_in_shape")
+    method = ".t()" if is_transposed else f".view_as({source.text(target.value)})"
+    return edited(source, _called(source, node.value, method), "gradient_in_shape")
 
 
 _MAKING = frozenset({"arange", "full", "randint", "tensor"})
+_INDEXING = re.compile(r"\b(Embedding\w*|embedding|one_hot|index_select|gather|scatter\w*|index_\w+)\(")
 
 
 def floating_from_start(frame: Frame) -> Change | None:
-    """``torch.tensor([1, 2], requires_grad=True)`` with ``dtype=torch.float32``; ``Parameter(x.float())``."""
+    """``torch.tensor([1, 2], requires_grad=True)`` with ``dtype=torch.float32``; ``Parameter(x.float())``.
+
+    None where they may be indices: read by the file as such, or with functions that take indices in the file.
+    """
     place = expression_at(frame)
     call = None if place is None else place.node
-    if place is None or not isinstance(call, ast.Call):
+    if place is None or not isinstance(call, ast.Call) or _are_indices(place):
         return None
-    source = place.source
-    if leaf_name(call.func) == "Parameter" and len(call.args) == 1:
-        return edited(source, _called(source, call.args[0], ".float()"), "floating")
+    source, torch = place.source, imported_as(place.source, "torch")
+    is_set = any(leaf_name(one) in _DEFAULTS for one in source.nodes if isinstance(one, ast.Attribute | ast.Name))
+    if leaf_name(call.func) == "Parameter" and len(call.args) == 1 and (torch is not None or not is_set):
+        made = f".to({torch}.get_default_dtype())" if is_set else ".float()"
+        return edited(source, _called(source, call.args[0], made), "floating")
     owner = call.func.value if isinstance(call.func, ast.Attribute) else None
     is_typed = any(one.arg in ("dtype", None) for one in call.keywords)
     if not isinstance(owner, ast.Name) or leaf_name(call.func) not in _MAKING or is_typed:
         return None
-    edit = with_keyword(source, call, "dtype", f"{owner.id}.float32")
+    edit = with_keyword(source, call, "dtype", f"{owner.id}.{'get_default_dtype()' if is_set else 'float32'}")
     return None if edit is None else edited(source, [edit], "floating")
+
+
+_DEFAULTS = frozenset({"set_default_dtype", "set_default_tensor_type"})
+
+
+def _are_indices(place: Expression) -> bool:
+    """Whether the value made at ``place`` may be indices: numbers that are no floating-point numbers on purpose."""
+    statement, source = place.statement, place.source
+    names = {chain_key(one) for one in statement.targets} if isinstance(statement, ast.Assign) else set()
+    reads = [
+        one
+        for one in source.nodes
+        if isinstance(one, ast.Name | ast.Attribute) and isinstance(one.ctx, ast.Load) and chain_key(one) in names
+    ]
+    parents = [source.parents[one] for one in reads]
+    if any(isinstance(parent, ast.Subscript) and field == "slice" for parent, field in parents):
+        return True
+    is_passed = any(isinstance(parent, ast.Call) and field == "args" for parent, field in parents)
+    return is_passed and any(_INDEXING.search(line) for line in source.lines)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import builtins
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited, insert_before
 from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, leaf_name, local_nodes, parameters
 from gradsan.source.locate import statement_at
+from gradsan.source.methods import METADATA
 from gradsan.source.targets import written_expression
 from gradsan.source.tree import FunctionNode, SourceFile, read_source
 
@@ -270,8 +272,9 @@ _CUTTING = frozenset({"data", "detach", "item", "no_grad", "numpy", "tolist"})
 def without_once_differentiable(frame: Frame) -> Change | None:
     """The removal of ``@once_differentiable`` in the file of ``frame``, if it marks the backward of just one Function.
 
-    None where that backward may not be differentiable: where it cuts graphs, or computes with something that is neither
-    an argument of forward nor its result, which has no graph in backward. Such a value may only be compared.
+    None where that backward may not be differentiable: where it cuts graphs or calls functions that may, or computes
+    with something that is neither an argument of forward nor its result, which has no graph in backward. Such a value
+    may only be compared.
     """
     source = read_source(frame.file)
     if source is None:
@@ -297,8 +300,16 @@ def _is_differentiable(forward: FunctionNode, backward: FunctionNode) -> bool:
     if any(isinstance(one, ast.Attribute | ast.Name) and leaf_name(one) in _CUTTING for one in inside):
         return False
     nodes = list(local_nodes(forward))
-    passed = {one for node in nodes if isinstance(node, ast.Return) and node.value for one in ast.walk(node.value)}
-    known = {*parameters(forward), *(one.id for one in passed if isinstance(one, ast.Name))}
+    if any(_may_cut(one.func) for one in inside if isinstance(one, ast.Call)):
+        return False
+    results = [one.value for one in nodes if isinstance(one, ast.Return) and one.value is not None]
+    passed = [part for one in results for part in (one.elts if isinstance(one, ast.Tuple) else [one])]
+    bound_in = [one.id for one in nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)]
+    arguments = set(parameters(forward)).difference(bound_in)
+    known = {*arguments, *(one.id for one in passed if isinstance(one, ast.Name) and bound_in.count(one.id) == 1)}
+    compared = {one for node in inside if isinstance(node, ast.Compare) for one in ast.walk(node)}
+    if any(one not in compared and not _is_given(one, nodes, arguments) for one in _kept_attributes(forward, inside)):
+        return False
     saving = [one for one in nodes if isinstance(one, ast.Call) and leaf_name(one.func) == "save_for_backward"]
     saved = [chain_key(one) for call in saving for one in call.args]
     reading = [one for one in inside if isinstance(one, ast.Assign) and "saved_tensors" in ast.unparse(one.value)]
@@ -307,6 +318,37 @@ def _is_differentiable(forward: FunctionNode, backward: FunctionNode) -> bool:
     target = reading[0].targets[0]
     bound = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
     inner = {chain_key(one) for one, name in zip(bound, saved, strict=False) if name not in known}
-    compared = {one for node in inside if isinstance(node, ast.Compare) for one in ast.walk(node)}
     reads = (one for one in inside if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load) and one.id in inner)
     return len(bound) == len(saved) and all(one in compared for one in reads)
+
+
+def _may_cut(called: ast.expr) -> bool:
+    """Whether a function may cut graphs: one of the user's own, and another Function."""
+    return (isinstance(called, ast.Name) and not hasattr(builtins, called.id)) or leaf_name(called) == "apply"
+
+
+def _kept_attributes(forward: FunctionNode, inside: Sequence[ast.AST]) -> list[ast.Attribute]:
+    """The reads, in a backward, of attributes that forward has set on its ``ctx``."""
+    context = next(iter(parameters(forward)), "")
+    stored = {
+        one.attr
+        for one in ast.walk(forward)
+        if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store) and chain_key(one.value) == context
+    }
+    reads = (one for one in inside if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Load))
+    return [one for one in reads if one.attr in stored]
+
+
+def _is_given(read: ast.Attribute, nodes: Sequence[ast.AST], arguments: Collection[str]) -> bool:
+    """Whether forward keeps under that attribute one of its arguments, a constant, a mask or a shape alone."""
+    values = [
+        one.value
+        for one in nodes
+        if isinstance(one, ast.Assign) and any(getattr(it, "attr", None) == read.attr for it in one.targets)
+    ]
+    return bool(values) and all(
+        isinstance(one, ast.Constant | ast.Compare)
+        or chain_key(one) in arguments
+        or leaf_name(one.func if isinstance(one, ast.Call) else one) in METADATA
+        for one in values
+    )

@@ -247,10 +247,21 @@ def later_writes_of_same(source: SourceFile, node: ast.stmt, block: list[ast.stm
     walked = _walked_by_variable(loop).get(written_root(node) or "")
     scope = source.function(node) or source.module
     found = []
+    # After another assignment (``ws = [w.clone() for w in ws]``) the name stands for other tensors.
+    assigned = [one for one in ast.walk(scope) if isinstance(one, ast.Assign) and one.lineno > node.lineno]
+    names = set() if walked is None else _names_of(walked)
+    rebound = [one.lineno for one in assigned if not names.isdisjoint(assigned_names(one))]
+    end = min(rebound, default=None)
     for other in (one for one in ast.walk(scope) if isinstance(one, ast.For) and one is not loop):
+        if end is not None and other.lineno > end:
+            continue
         same = {name for name, text in _walked_by_variable(other).items() if text == walked and walked is not None}
         found += [one for one in other.body if written_root(one) in same and one not in block]
     return sorted((one for one in found if one.lineno > node.lineno), key=lambda one: one.lineno)
+
+
+def _names_of(text: str) -> set[str]:
+    return {one.id for one in ast.walk(ast.parse(text, mode="eval")) if isinstance(one, ast.Name)}
 
 
 def later_updates_of_same(source: SourceFile, node: ast.stmt, block: list[ast.stmt]) -> list[ast.stmt]:
@@ -320,6 +331,21 @@ def assigned_in_place(frame: Frame) -> Change | None:
     lines = [f"with {torch}.no_grad():", *(f"{indentation_of(source)}{one}" for one in texts)]
     whole = Span(begin.line, begin.column, end.end_line, end.end_column)
     return edited(source, [Edit(whole, f"\n{source.indent(begin)}".join(lines))], "no_grad")
+
+
+def assigned_by_copy(frame: Frame) -> Change | None:
+    """``layer.weight.copy_(value)`` under ``no_grad`` for ``layer.weight = value``: the parameter stays the same."""
+    statement = statement_at(frame)
+    torch = None if statement is None else imported_as(statement.source, "torch")
+    name = None if statement is None else _assigned(statement.source, statement.node)
+    if statement is None or torch is None or name is None or not isinstance(statement.node, ast.Assign):
+        return None
+    source, span = statement.source, statement.source.span(statement.node)
+    if source.indent(span).strip() or span.line != span.end_line:
+        return None
+    inner = f"{source.indent(span)}{indentation_of(source)}"
+    text = f"with {torch}.no_grad():\n{inner}{name}.copy_({source.text(statement.node.value)})"
+    return edited(source, [Edit(span, text)], "no_grad")
 
 
 def assigned_as_parameter(frame: Frame) -> Change | None:

@@ -16,7 +16,7 @@ from gradsan.source.identifiers import (
     parameters,
     standing_of,
 )
-from gradsan.source.locate import expressions_at
+from gradsan.source.locate import expressions_at, statement_at
 from gradsan.source.methods import (
     CHANGING_METADATA,
     FUNCTIONS_MAKING_NEW,
@@ -130,6 +130,28 @@ def runs_again_on_result(frame: Frame, op: str) -> bool:
     if found is None or not isinstance(found[1].node, ast.Name) or isinstance(found[0].node, ast.AugAssign):
         return False
     return is_repeated(found[0].source, found[1].node, found[0].node)
+
+
+def runs_again_after_backward(frame: Frame, op: str) -> bool:
+    """Whether a loop with a backward in it writes a variable at ``frame`` in every round, and binds it in none.
+
+    Bound to a new value, it would be a result whose graph that backward has freed.
+    """
+    found, statement = target_at(frame, op), statement_at(frame)
+    name = None if found is None or not isinstance(found[1].node, ast.Name) else found[1].node.id
+    if statement is None or name is None:
+        return False
+    for loop in statement.loops:
+        inside = list(ast.walk(loop))
+        named = [one for one in inside if isinstance(one, ast.Name) and one.id == name]
+        is_own = all(
+            isinstance(one.ctx, ast.Load) or isinstance(statement.source.parents[one][0], ast.AugAssign)
+            for one in named
+        )
+        calls = {leaf_name(one.func) for one in inside if isinstance(one, ast.Call)}
+        if is_own and calls & {"backward", "grad"}:
+            return True
+    return False
 
 
 def argument_out_of_place(frame: Frame, op: str) -> Change | None:

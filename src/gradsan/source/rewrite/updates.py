@@ -191,9 +191,17 @@ def _last_of_update(source: SourceFile, block: list[ast.stmt], first: int, leave
         if other is None and not _only_computes(node):
             break
         is_of_update = other is not None and (other in leaves or _is_of_layer(other, root) or _mentions_gradient(node))
+        if other is not None and not is_of_update and not _counts(node):
+            # It may belong to what is differentiated: ``total += criterion(model(x), y)``.
+            break
         if is_of_update and _stays_within(source, block[first : index + 1]):
             last = index
     return last
+
+
+def _counts(node: ast.stmt) -> bool:
+    """Whether the statement adds a number: ``steps += 1``."""
+    return isinstance(node, ast.AugAssign) and isinstance(node.value, ast.Constant)
 
 
 def _is_of_layer(one: str, other: str | None) -> bool:
