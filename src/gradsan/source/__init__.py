@@ -57,7 +57,8 @@ _NAMES = {
     "change": "Change add_keyword apply_change changed_at changed_lines",
     "collected": "detach_collected forget_collected",
     "cut_scopes": (
-        "compared_scores context_around is_called_with_graph is_conditional spoils_data unreturned_gradient"
+        "clears_its_condition compared_scores context_around is_called_with_graph is_conditional "
+        "spoils_data unreturned_gradient"
     ),
     "cuts": "Cut Live find_cuts grad_switched_off takes_cut",
     "flow": "adds_noise is_of_copy runs_more_often writes_at_random",

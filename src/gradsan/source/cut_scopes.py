@@ -274,6 +274,17 @@ def _targets_of_rounds(node: ast.For | ast.comprehension) -> Iterator[ast.expr]:
         yield node.target.elts[0]
 
 
+def clears_its_condition(frame: Frame) -> bool:
+    """Whether the statement is in the branch of an ``if`` that sets the flag which is tested: it runs once."""
+    statement = statement_at(frame)
+    parent = None if statement is None else statement.source.parents[statement.node][0]
+    if not isinstance(parent, ast.If) or statement is None or statement.node not in parent.body:
+        return False
+    tested = {chain_key(one) for one in ast.walk(parent.test) if isinstance(one, ast.Attribute | ast.Name)} - {None}
+    flags = [one for one in parent.body if isinstance(one, ast.Assign) and isinstance(one.value, ast.Constant)]
+    return any(chain_key(target) in tested for one in flags for target in one.targets)
+
+
 def _bound_by(node: ast.stmt) -> Iterator[ast.expr]:
     for target in node.targets if isinstance(node, ast.Assign) else ():
         yield from target.elts if isinstance(target, ast.Tuple) else [target]

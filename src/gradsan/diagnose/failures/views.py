@@ -206,6 +206,8 @@ def _purpose(failure: Failure) -> str:
     """``update``, ``initialisation`` or ``computation``: the purpose of the write by the source and the tensor."""
     frame, target = failure.site.user_frame, failure.clue("target")
     facts = {} if target is None else target.values
+    if frame is not None and source.clears_its_condition(frame):
+        return "initialisation"
     # An update by gradients with a graph of their own is part of the training: the inner step of MAML.
     if facts.get("value_learns"):
         return "computation"
