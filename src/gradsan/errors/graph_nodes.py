@@ -12,6 +12,7 @@ Roles: ``overlapping_write`` (a logged write to a tensor with several elements a
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator, Mapping
 from types import CodeType
@@ -98,9 +99,8 @@ def gather_loss(context: Context) -> Iterator[Clue]:
     Its values: ``outputs``, how many; ``is_summable`` where the one output has a number for each row of the inputs,
     which are no parameters; ``has_parameters``.
     """
-    asking = next((one for one in context.frames if one.f_code.co_name == "grad" and "outputs" in one.f_locals), None)
-    if asking is not None:
-        yield _differentiated(asking.f_locals)
+    asked = (_torch.locals_of(one) for one in context.frames if one.f_code.co_name == "grad")
+    yield from map(_differentiated, itertools.islice((one for one in asked if "outputs" in one), 1))
     own = context.site.user_frame
     name = None if own is None else source.method_receiver(own)
     tensor = None if name is None or context.frame is None else tensor_of(context.frame, name)

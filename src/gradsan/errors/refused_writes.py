@@ -145,7 +145,7 @@ def gather_assigned(context: Context) -> tuple[Clue, ...]:
     if own is None or context.frame is None or name is None:
         return ()
     setting = next((one for one in reversed(context.frames) if one.f_code.co_name == "__setattr__"), None)
-    given = {} if setting is None else setting.f_locals
+    given = {} if setting is None else _torch.locals_of(setting)
     module, value = given.get("self"), given.get("value")
     found = module._parameters.get(str(given.get("name"))) if isinstance(module, nn.Module) else None
     parameter = tensor_of(context.frame, name) if found is None else found
