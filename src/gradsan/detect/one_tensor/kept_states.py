@@ -1,12 +1,12 @@
 """States of modules that are kept without a copy: ``best = model.state_dict()`` while training goes on.
 
-``state_dict()`` returns the module's own tensors, which every later update changes. Checked where a module is given
-a state and where it is asked for one: a kept state that is the module's own memory, updated in between, restores
-nothing; and several in one list or dict of the program's, taken at different times, are one. Versions show
-that training went on, and the lifetimes of the tensors that somebody keeps them. A line that again and again gives a
-module the state of another name, ``target.load_state_dict(network.state_dict())``, assumes two modules. A state that
-was kept as the best one, in a branch that also keeps the score, is no longer that after an update: it is saved, or
-given to another module.
+``state_dict()`` returns the module's own tensors, which every later update changes. Checked where a module is given a
+state and where it is asked for one: a kept state that is the module's own memory, updated in between, restores nothing,
+unless the program has last filled it itself; and several in one list or dict of the program's, taken at different
+times, are one. Versions show that training went on, and the lifetimes of the tensors that somebody keeps them. A line
+that again and again gives a module the state of another name, ``target.load_state_dict(network.state_dict())``, assumes
+two modules. A state that was kept as the best one, in a branch that also keeps the score, is no longer that after an
+update: it is saved, or given to another module.
 
 Rows: ``state_restored_itself``, ``states_are_one``, ``state_of_now``. Roles: ``bound`` (where the state was taken),
 ``written`` (where it is given or saved, or one is asked for again; ``name`` of the state; ``values``: ``shape``,
@@ -34,7 +34,7 @@ from gradsan.graph.live import value_of
 from gradsan.graph.variables import kind_of
 from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Finder, Guard, Run
-from gradsan.record.log import RawStack, backward_calls, logged_writes
+from gradsan.record.log import RawStack, logged_writes
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import is_of_program, symbolise
 
@@ -135,17 +135,21 @@ class KeptStates(Finder):
             return
         given = {id(one) for one in state.values()}
         kept = next((one for one in reversed(self._states) if id(one.tensor()) in given), None)
-        if kept is not None and kept.module() is module and self._has_trained_since(kept.clock):
+        if kept is not None and kept.module() is module and not self._is_filled(kept):
             site = symbolise(stack)
             name = None if site.user_frame is None else source.first_argument(site.user_frame)
             self._tell(RESTORED, kept, site, name or "state_dict")
         elif kept is None:
             self._given_itself(module, tensors[0], stack, frame)
 
-    def _has_trained_since(self, clock: int) -> bool:
-        """Whether training has gone on: else the program has written into the state, to load it."""
-        steps = (one.clock > clock for one in self._steps.steps)
-        return any(steps) or any(call.clock > clock for call in backward_calls(self._core))
+    def _is_filled(self, kept: _State) -> bool:
+        """Whether the program has last written into the state itself, to load it, and no step has followed."""
+        storage = _torch.storage_or_none(kept.tensor())
+        raws = logged_writes(self._core, kept.clock)
+        last = next((raw for raw in reversed(raws) if raw.storage == storage and raw.kind != "metadata"), None)
+        if last is None or last.is_parameter:
+            return False
+        return not any(one.clock > last.clock and storage in one.storages for one in self._steps.steps)
 
     def _used(self, used: Any, stack: RawStack, op: str) -> None:
         """Check what is saved, or given to another module: a state of earlier that was kept as the best one."""
@@ -155,7 +159,7 @@ class KeptStates(Finder):
         kept = next((one for one in reversed(self._states) if id(one.tensor()) in given), None)
         frame = None if kept is None else symbolise(kept.stack).user_frame
         module = None if kept is None else kept.module()
-        if kept is None or not self._has_trained_since(kept.clock):
+        if kept is None or self._is_filled(kept):
             return
         if frame is not None and module is not None and kept.is_best:
             # Running statistics may have changed alone.

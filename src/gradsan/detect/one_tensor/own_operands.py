@@ -171,12 +171,12 @@ class OwnOperands(RoundDetector):
             else:
                 pair = source.mixed_operand(frame, op) if facts["is_mixed"] else source.target_and_operand(frame, op)
                 pair = pair or source.own_difference(frame, op)
-            is_explained = row == DIFFERENCE and any(_reads_at(one, frame) for one in self._known)
+            is_known = row == DIFFERENCE and any(_reads_at(one, frame) for one in self._known)
             before = self._before.get(stack)
             if pair is not None and (_is_written_back(frame, pair, before) or _is_passed_on(frame, pair, op, before)):
                 continue
             # A line that computes with the same two the other way round has the same cause.
-            if pair and not is_explained and (at := (frame.file, frozenset(pair))) not in self._described:
+            if pair and not is_known and (at := (frame.file, frame.function, frozenset(pair))) not in self._described:
                 self._described.add(at)
                 self._tell(row, site, op, facts, pair, symbolise(entry.stack))
 
