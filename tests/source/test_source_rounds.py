@@ -3,7 +3,7 @@
 import textwrap
 
 from cases import each
-from gradsan.source.rounds import bound_each_round
+from gradsan.source.flow.rounds import bound_each_round
 
 
 @each(

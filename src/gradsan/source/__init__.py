@@ -11,28 +11,34 @@ from typing import TYPE_CHECKING
 from gradsan._lazy import names_on_demand
 
 if TYPE_CHECKING:
-    from gradsan.source.bindings import *
-    from gradsan.source.calls import *
     from gradsan.source.change import *
-    from gradsan.source.collected import *
-    from gradsan.source.cut_scopes import *
-    from gradsan.source.cuts import *
-    from gradsan.source.flow import *
-    from gradsan.source.gradients import *
+    from gradsan.source.flow.bindings import *
+    from gradsan.source.flow.calls import *
+    from gradsan.source.flow.collected import *
+    from gradsan.source.flow.cuts import *
+    from gradsan.source.flow.kept import *
+    from gradsan.source.flow.modules import *
+    from gradsan.source.flow.reaching import *
+    from gradsan.source.flow.reuse import *
+    from gradsan.source.flow.rounds import *
+    from gradsan.source.flow.scopes import *
+    from gradsan.source.flow.targets import *
+    from gradsan.source.flow.writing import *
     from gradsan.source.identifiers import *
+    from gradsan.source.intent.conditions import *
+    from gradsan.source.intent.contents import *
+    from gradsan.source.intent.flags import *
+    from gradsan.source.intent.gradients import *
     from gradsan.source.joined import *
-    from gradsan.source.kept import *
     from gradsan.source.locate import *
-    from gradsan.source.modules import *
-    from gradsan.source.reuse import *
     from gradsan.source.rewrite.asked import *
     from gradsan.source.rewrite.filled import *
-    from gradsan.source.rewrite.finite import *
     from gradsan.source.rewrite.functions import *
     from gradsan.source.rewrite.given import *
     from gradsan.source.rewrite.leaves import *
     from gradsan.source.rewrite.listing import *
     from gradsan.source.rewrite.moving import *
+    from gradsan.source.rewrite.numerics.finite import *
     from gradsan.source.rewrite.out_of_place import *
     from gradsan.source.rewrite.renewing import *
     from gradsan.source.rewrite.scatter import *
@@ -40,53 +46,62 @@ if TYPE_CHECKING:
     from gradsan.source.rewrite.suggest import *
     from gradsan.source.rewrite.uncut import *
     from gradsan.source.rewrite.updates import *
-    from gradsan.source.rounds import *
-    from gradsan.source.targets import *
     from gradsan.source.tree import *
-    from gradsan.source.writing import *
 
 _NAMES = {
-    "bindings": (
-        "Carried binding_of binds_result bound_name carried_names method_receiver passed_for_own returns_argument "
-        "taken_for_own takes_result"
-    ),
-    "calls": (
-        "alias_of called_as_hook called_expression callers_expression clone_given clone_handed_out dies_with_call "
-        "earlier_result first_argument made_by_call reads_again returned_by_hook"
-    ),
     "change": "Change add_keyword apply_change changed_at changed_lines",
-    "collected": "detach_collected forget_collected",
-    "cut_scopes": (
-        "clears_its_condition compared_scores context_around is_called_with_graph is_conditional "
-        "spoils_data unreturned_gradient"
+    "flow.bindings": (
+        "Carried binding_of binds_result bound_name carried_names method_receiver passed_for_own "
+        "returns_argument taken_for_own takes_result"
     ),
-    "cuts": "Cut Live find_cuts grad_switched_off takes_cut",
-    "flow": "adds_noise is_of_copy runs_more_often writes_at_random",
-    "gradients": (
-        "clears_each_part draws_both graph_for_gradient is_loss_read_elsewhere kept_gradient makes_discrete "
-        "reads_gradient_beside reads_gradients wanted_where_bound"
+    "flow.calls": (
+        "alias_of called_as_hook called_expression callers_expression clone_given clone_handed_out "
+        "dies_with_call earlier_result first_argument made_by_call reads_again returned_by_hook"
     ),
-    "identifiers": "assigned_names consumed_names dropped_update",
-    "kept": (
-        "Addition added_to_optimizer additions are_later_rounds are_updated_alike assignments chooses_parameters "
-        "is_bound_by_choice is_computed_in_rounds "
-        "is_filled_once is_target_in_rounds uses_in"
+    "flow.collected": "detach_collected forget_collected",
+    "flow.cuts": "Cut find_cuts grad_switched_off takes_cut",
+    "flow.kept": (
+        "Addition added_to_optimizer additions are_later_rounds are_updated_alike assignments "
+        "chooses_parameters is_bound_by_choice is_computed_in_rounds is_filled_once is_target_in_rounds "
+        "uses_in"
     ),
-    "joined": "on_own_lines",
-    "locate": (
-        "Expression Flag Statement drops_result expression_at expressions_at flags_cleared is_argument reads_flag "
-        "reads_scale sets_own_flag statement_at writes_into_result"
-    ),
-    "modules": "DETACHED Shape inplace_layer_false state_given",
-    "reuse": (
+    "flow.modules": "DETACHED Shape inplace_layer_false state_given",
+    "flow.reaching": "is_of_copy runs_more_often",
+    "flow.reuse": (
         "SecondName argument_read_later collected_result copy_second_name is_made_in_round read_as_before second_name"
     ),
-    "rewrite.asked": "differentiated floating_from_start gradient_in_shape keep_graph_from sum_differentiated",
+    "flow.rounds": (
+        "backward_of_sum bound_each_round clears_between detach_after detach_after_round enter_each_round "
+        "enter_once_more frames_between in_one_loop in_same_function in_same_loops is_item_of_loop "
+        "is_read_afterwards is_read_between reads_what_it_binds shape_bound_at walked_over"
+    ),
+    "flow.scopes": "Live",
+    "flow.targets": (
+        "Operation assigned_data called_operand mixed_operand operand_expressions operation_at own_difference "
+        "target_and_operand written_expression"
+    ),
+    "flow.writing": (
+        "Made attribute_owner computes_with_result definition_of given_to_optimizer is_computed_with "
+        "is_of_itself number_given one_many_times reads_from reads_gradient scaled_before writing_at"
+    ),
+    "identifiers": "assigned_names consumed_names dropped_update",
+    "intent.conditions": "clears_its_condition compared_scores context_around is_called_with_graph is_conditional",
+    "intent.contents": "adds_noise makes_discrete spoils_data writes_at_random",
+    "intent.flags": "Flag drops_result flags_cleared reads_flag reads_scale sets_own_flag writes_into_result",
+    "intent.gradients": (
+        "clears_each_part draws_both is_loss_read_elsewhere kept_gradient reads_gradient_beside "
+        "reads_gradients unreturned_gradient"
+    ),
+    "joined": "on_own_lines",
+    "locate": "Expression Statement expression_at expressions_at is_argument statement_at",
+    "rewrite.asked": (
+        "differentiated floating_from_start gradient_in_shape graph_for_gradient keep_graph_from "
+        "sum_differentiated wanted_where_bound"
+    ),
     "rewrite.filled": "detach_behind_loop reads_filled",
-    "rewrite.finite": "FiniteForm finite_forms",
     "rewrite.functions": (
-        "bind_early copy_saved_early earlier_reads gradients_for_inputs kept_on_context mark_dirty "
-        "rebound_at save_for_backward saved_early without_once_differentiable"
+        "bind_early copy_saved_early earlier_reads gradients_for_inputs kept_on_context mark_dirty rebound_at "
+        "save_for_backward saved_early without_once_differentiable"
     ),
     "rewrite.given": "may_step steps_one_of",
     "rewrite.leaves": (
@@ -95,34 +110,21 @@ _NAMES = {
     ),
     "rewrite.listing": "list_and_stack rebuilt_list",
     "rewrite.moving": "bound_names detach_given detach_reads move_behind taken_from within_block",
+    "rewrite.numerics.finite": "FiniteForm finite_forms",
     "rewrite.out_of_place": (
-        "runs_again_after_backward "
-        "argument_out_of_place out_of_place recorded result_out_of_place runs_again_on_result written_for_caller "
-        "written_for_others"
+        "argument_out_of_place out_of_place recorded result_out_of_place runs_again_after_backward "
+        "runs_again_on_result written_for_caller written_for_others"
     ),
     "rewrite.renewing": "computed_before_rounds run_again run_again_for_next_round run_again_for_state view_again",
     "rewrite.scatter": "element_out_of_place part_out_of_place",
-    "rewrite.stepping": ("backward_to_its_step later_backward_to_its_step step_by_scaler steps_without_backward"),
+    "rewrite.stepping": "backward_to_its_step later_backward_to_its_step step_by_scaler steps_without_backward",
     "rewrite.suggest": (
-        "clone_at_save clone_before detach_at drop_keyword has_keyword inplace_false "
-        "switch_on_before undone undone_numbers"
+        "clone_at_save clone_before detach_at drop_keyword has_keyword inplace_false switch_on_before undone "
+        "undone_numbers"
     ),
     "rewrite.uncut": "Uncut cut_at_use detach_compared detach_held read_with_graph term_uncut",
     "rewrite.updates": "is_put_back stands_before_its_backward steps_again under_no_grad updated_in_place",
-    "rounds": (
-        "backward_of_sum bound_each_round clears_between detach_after detach_after_round enter_each_round "
-        "enter_once_more frames_between in_one_loop in_same_function in_same_loops is_item_of_loop "
-        "is_read_afterwards is_read_between reads_what_it_binds shape_bound_at walked_over"
-    ),
-    "targets": (
-        "Operation assigned_data called_operand mixed_operand operand_expressions operation_at own_difference "
-        "target_and_operand written_expression"
-    ),
     "tree": "is_cell source_line source_lines",
-    "writing": (
-        "Made attribute_owner computes_with_result definition_of given_to_optimizer is_computed_with is_of_itself "
-        "number_given one_many_times reads_from reads_gradient scaled_before writing_at"
-    ),
 }
 
 _HOMES = {module: tuple(names.split()) for module, names in _NAMES.items()}

@@ -26,7 +26,7 @@ from gradsan.lint.engine.values import (
     Value,
     words,
 )
-from gradsan.source.modules import in_place_argument
+from gradsan.source.flow.modules import in_place_argument
 
 _CONTAINERS = frozenset({"Sequential", "ModuleList", "ModuleDict", "ParameterList"})
 _SAME = words(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from gradsan.diagnose.needs import Slot, inputs_of, slots_of
-from gradsan.source.cuts import CUTTING_METHODS
+from gradsan.source.flow.cuts import CUTTING_METHODS
 from gradsan.source.methods import MADE_FROM_NOTHING
 
 _ROW = re.compile(r"(~?)(\w+)\((.*)\)")

@@ -17,9 +17,9 @@ from gradsan.heuristics import wraps_for_ranks
 from gradsan.model import Diagnosis, Fix, Label, Lines
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Change, Edit, changed_lines, edited, with_keyword
+from gradsan.source.flow.modules import inplace_attribute_false, inplace_layers_false
 from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import Expression, expressions_at
-from gradsan.source.modules import inplace_attribute_false, inplace_layers_false
 from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.rewrite.out_of_place import out_of_place
 from gradsan.source.tree import SourceFile, Span, read_source

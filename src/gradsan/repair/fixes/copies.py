@@ -11,9 +11,10 @@ from gradsan import source
 from gradsan.diagnose.build import COLLECTED
 from gradsan.model import Diagnosis, Fix, Label, Lines, Message
 from gradsan.repair.fixes import _blocks as blocks
-from gradsan.source.calls import clone_given
 from gradsan.source.change import Change, Edit, changed_lines, edited, text_with
-from gradsan.source.collected import is_kept_each_round
+from gradsan.source.flow.calls import clone_given
+from gradsan.source.flow.collected import is_kept_each_round
+from gradsan.source.flow.targets import Target, target_at
 from gradsan.source.identifiers import imported_as, leaf_name
 from gradsan.source.locate import Expression, expressions_at
 from gradsan.source.rewrite.moving import is_whole_lines
@@ -21,7 +22,6 @@ from gradsan.source.rewrite.out_of_place import out_of_place, recorded
 from gradsan.source.rewrite.rebinding import can_rebind, notes_on_rebinding
 from gradsan.source.rewrite.scatter import mask_out_of_place, part_out_of_place
 from gradsan.source.rewrite.suggest import clone_before
-from gradsan.source.targets import Target, target_at
 from gradsan.source.tree import SourceFile, indentation_of
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from gradsan.model import Diagnosis, Fix, Frame, Label, Lines
 from gradsan.repair.fixes import _blocks as blocks
-from gradsan.source.bindings import last_binding
 from gradsan.source.change import (
     Change,
     Edit,
@@ -18,6 +17,8 @@ from gradsan.source.change import (
     insert_before,
     text_with,
 )
+from gradsan.source.flow.bindings import last_binding
+from gradsan.source.flow.targets import target_at
 from gradsan.source.identifiers import chain_key, leaf_name, local_nodes
 from gradsan.source.locate import expressions_at, statement_at
 from gradsan.source.methods import is_inplace_name
@@ -25,7 +26,6 @@ from gradsan.source.rewrite.moving import is_whole_lines, names_bound, names_rea
 from gradsan.source.rewrite.out_of_place import out_of_place
 from gradsan.source.rewrite.scatter import part_out_of_place
 from gradsan.source.rewrite.suggest import clone_before
-from gradsan.source.targets import target_at
 from gradsan.source.tree import SourceFile, Span
 
 

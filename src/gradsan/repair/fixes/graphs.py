@@ -13,10 +13,10 @@ from itertools import islice
 from gradsan.heuristics import draws_batch
 from gradsan.model import Diagnosis, Fix, Label, Lines
 from gradsan.repair.fixes import _blocks as blocks
-from gradsan.source.bindings import method_receiver
 from gradsan.source.change import Edit, changed_lines, edited, text_with
+from gradsan.source.flow.bindings import method_receiver
+from gradsan.source.flow.kept import is_kept_here, kept_since
 from gradsan.source.identifiers import leaf_name, local_nodes
-from gradsan.source.kept import is_kept_here, kept_since
 from gradsan.source.locate import statement_at
 from gradsan.source.rewrite.moving import is_whole_lines, names_read
 from gradsan.source.rewrite.renewing import (

@@ -16,16 +16,16 @@ from dataclasses import dataclass
 from gradsan.model import Diagnosis, Fix, Frame, Label
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Edit, apply_change, changed_lines, text_with
+from gradsan.source.flow.modules import DETACHED, object_cut
+from gradsan.source.flow.rounds import shape_bound_at
+from gradsan.source.flow.targets import target_at
 from gradsan.source.identifiers import chain_key, local_nodes
 from gradsan.source.locate import statement_at
 from gradsan.source.methods import ADDING
-from gradsan.source.modules import DETACHED, object_cut
 from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.rewrite.out_of_place import out_of_place
 from gradsan.source.rewrite.suggest import detach_at
 from gradsan.source.rewrite.uncut import torch_in
-from gradsan.source.rounds import shape_bound_at
-from gradsan.source.targets import target_at
 from gradsan.source.tree import FunctionNode, SourceFile, Span, indentation_of
 
 _CAUSES = frozenset({"freed_state_carried_over", "state_carried_over"})

@@ -1,20 +1,33 @@
 """Calls of ``autograd.grad`` and ``backward``: outputs reduced to one number, a graph kept by the caller's argument.
 
-And gradients that are assigned, in their tensor's shape, and leaves made of floating-point numbers.
+And gradients that are assigned, in their tensor's shape, a graph kept for a gradient that is differentiated, and leaves
+made of floating-point numbers or where their value is bound.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from gradsan.model import Frame, Lines
-from gradsan.source.change import Change, Edit, changed_lines, edited, with_keyword
-from gradsan.source.identifiers import chain_key, imported_as, leaf_name
+from gradsan.source.change import Change, Edit, changed_lines, edited, insert_after, insert_before, with_keyword
+from gradsan.source.flow.cuts import cut_of, mode_around, mode_of_decorators
+from gradsan.source.flow.rounds import keep_graph
+from gradsan.source.flow.writing import definition_of
+from gradsan.source.identifiers import (
+    Binding,
+    assigned_names,
+    bindings_of,
+    chain_key,
+    consumed_names,
+    imported_as,
+    leaf_name,
+    local_nodes,
+)
+from gradsan.source.intent.gradients import holders
 from gradsan.source.locate import Expression, expression_at, expressions_at, statement_at
-from gradsan.source.rounds import keep_graph
-from gradsan.source.tree import SourceFile
+from gradsan.source.tree import SourceFile, header_nodes
 
 _TAKES_METHOD = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)
 
@@ -133,3 +146,114 @@ def _are_indices(place: Expression) -> bool:
         return True
     is_passed = any(isinstance(parent, ast.Call) and field == "args" for parent, field in parents)
     return is_passed and any(_INDEXING.search(line) for line in source.lines)
+
+
+_CONSTANT = frozenset({"sign", "sgn", "round", "floor", "ceil"})
+"""Operations whose derivative is zero: their result is data, too."""
+
+
+_FIELDS = frozenset({"grad", "data"})
+
+
+def graph_for_gradient(frame: Frame) -> Change | None:
+    """The call of ``autograd.grad`` at ``frame`` with ``create_graph=True``, where its result is used with a graph.
+
+    That is a result which is returned, differentiated, or kept on an object without ``detach()``: nothing in
+    the source marks it as a constant. None where everything computed from it in this function is
+    detached, read as numbers, written under ``no_grad`` or into ``.data`` and ``.grad``.
+    """
+    place = expression_at(frame)
+    call = None if place is None else place.node
+    if place is None or not isinstance(call, ast.Call) or leaf_name(call.func) != "grad":
+        return None
+    edit = with_keyword(place.source, call, "create_graph", "True")
+    return None if edit is None or not _is_used(place.source, call) else edited(place.source, [edit], "create_graph")
+
+
+def _is_used(source: SourceFile, call: ast.Call) -> bool:
+    function = source.function(call)
+    if function is not None and mode_of_decorators(function) is not None:
+        return False
+    scope = function if function is not None else source.module
+    if isinstance(scope, ast.Lambda):
+        return True
+    nodes = (node for node in local_nodes(scope) if isinstance(node, ast.stmt))
+    statements = sorted(nodes, key=lambda node: (node.lineno, node.col_offset))
+    first = source.statement(call)
+    names: set[str] = set()
+    for statement in statements[statements.index(first) :] if first in statements else ():
+        reads = {id(call)} if statement is first else set()
+        reads |= {id(node) for node in header_nodes(statement) if isinstance(node, ast.Name) and node.id in names}
+        reads -= {id(node) for part in _cut_parts(source, statement) for node in ast.walk(part)}
+        if mode_around(source, statement, function) is not None:
+            continue
+        bound = assigned_names(statement)
+        if not any(
+            id(node) in reads
+            for node in header_nodes(statement)
+            if isinstance(getattr(node, "ctx", ast.Load()), ast.Load)
+        ):
+            names.difference_update(() if isinstance(statement, ast.AugAssign) else bound)
+            continue
+        if isinstance(statement, ast.Return) or _begins_backward(statement, reads):
+            return True
+        for name in bound:
+            field = name.rpartition(".")[2]
+            if "." in name and field not in _FIELDS:
+                return True
+            if "." not in name:
+                names.add(name)
+        names |= set(holders(statement))
+    return False
+
+
+def _cut_parts(source: SourceFile, statement: ast.stmt) -> Iterator[ast.expr]:
+    """The operands of a statement's detaching operations, and its calls without a derivative."""
+    for node in header_nodes(statement):
+        if not isinstance(node, ast.expr):
+            continue
+        kind, operands = cut_of(source, node)
+        yield from operands if kind is not None else ()
+        if isinstance(node, ast.Call) and leaf_name(node.func) in _CONSTANT:
+            yield node
+
+
+def _begins_backward(statement: ast.stmt, reads: set[int]) -> bool:
+    """Whether the statement calls ``backward`` or ``grad`` on a value that it reads."""
+    return any(
+        isinstance(node, ast.Call)
+        and leaf_name(node.func) in ("backward", "grad")
+        and any(id(one) in reads for one in ast.walk(node) if one is not node)
+        for node in header_nodes(statement)
+    )
+
+
+def wanted_where_bound(frame: Frame, name: str) -> Change | None:
+    """A line that makes ``name`` a leaf that requires grad, after the statement that bound what ``frame`` reads by it.
+
+    Of a loop's variable at the start of its body, of an argument at that of the function. A tensor of its own, so that
+    one of a data set stays as it is. None where several statements may have bound it.
+    """
+    statement = statement_at(frame)
+    if statement is None or not name.isidentifier() or name not in consumed_names(statement):
+        return None
+    source, text = statement.source, f"{name} = {name}.detach().requires_grad_()"
+    made = definition_of(frame, name)
+    bound = None if made is None else statement_at(made.frame)
+    if made is not None and bound is not None and bound.function is statement.function:
+        if made.is_loop:
+            return (
+                insert_before(source, bound.node.body[0], text, "wanted") if isinstance(bound.node, ast.For) else None
+            )
+        return insert_after(source, bound.node, text, "wanted")
+    function = statement.function
+    if made is None and isinstance(function, ast.FunctionDef) and statement.node in function.body:
+        is_given = name in {one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)}
+        start = function.body[1:] if ast.get_docstring(function, clean=False) is not None else function.body
+        is_bound = any(one.name == name for node in ast.walk(function) for one in _bound_by(node))
+        return insert_before(source, start[0], text, "wanted") if is_given and not is_bound and start else None
+    return None
+
+
+def _bound_by(node: ast.AST) -> list[Binding]:
+    return bindings_of(node) if isinstance(node, ast.stmt) else []

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited, insert_before
+from gradsan.source.flow.targets import written_expression
 from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, leaf_name, local_nodes, parameters
 from gradsan.source.locate import statement_at
 from gradsan.source.methods import METADATA
-from gradsan.source.targets import written_expression
 from gradsan.source.tree import FunctionNode, SourceFile, read_source
 
 _Method = ast.FunctionDef | ast.AsyncFunctionDef

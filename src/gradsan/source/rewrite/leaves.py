@@ -12,11 +12,11 @@ from dataclasses import replace
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited, text_with, without_keyword
+from gradsan.source.flow.writing import written_root
 from gradsan.source.identifiers import assigned_names, binds, chain_key, imported_as, leaf_name
 from gradsan.source.locate import Statement, statement_at
 from gradsan.source.methods import METADATA
 from gradsan.source.tree import FunctionNode, SourceFile, Span, indentation_of
-from gradsan.source.writing import written_root
 
 _SINGLE = (ast.Name, ast.Call, ast.Attribute, ast.Subscript, ast.Constant, ast.List, ast.Tuple)
 _SCALED = (ast.Add, ast.Sub, ast.Mult, ast.Div)

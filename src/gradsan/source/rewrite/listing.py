@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited, elements_of, is_all, is_gap, is_number, may_be_number
+from gradsan.source.flow.modules import shape_in_source
+from gradsan.source.flow.targets import target_at
 from gradsan.source.identifiers import Binding, bindings_of, binds, imported_as, leaf_name, local_nodes
 from gradsan.source.locate import statement_at
-from gradsan.source.modules import shape_in_source
 from gradsan.source.rewrite.out_of_place import augmented_value, chain_value
 from gradsan.source.rewrite.rebinding import can_rebind
 from gradsan.source.rewrite.scatter import whole_of_part
-from gradsan.source.targets import target_at
 from gradsan.source.tree import FunctionNode, SourceFile, Span
 
 _KIND = "list_and_stack"

@@ -12,12 +12,12 @@ from typing import TypeAlias
 
 from gradsan.model import Frame, Lines
 from gradsan.source.change import Change, Edit, edited
-from gradsan.source.flow import reaching
+from gradsan.source.flow.reaching import reaching
+from gradsan.source.flow.writing import written_root
 from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, consumed_names, leaf_name, standing_of
 from gradsan.source.locate import Statement, expression_at, statement_at
 from gradsan.source.methods import METADATA
 from gradsan.source.tree import SourceFile, header_nodes
-from gradsan.source.writing import written_root
 
 _LEAVING = (ast.Return, ast.Continue, ast.Break, ast.Raise, ast.Yield, ast.YieldFrom, ast.Await)
 _LIGHT = frozenset(

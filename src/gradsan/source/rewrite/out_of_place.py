@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited, text_with, without_keyword
+from gradsan.source.flow.targets import target_at
 from gradsan.source.identifiers import (
     chain_key,
     constant_key,
@@ -35,7 +36,6 @@ from gradsan.source.rewrite.rebinding import (
     is_written_for_others,
     notes_on_rebinding,
 )
-from gradsan.source.targets import target_at
 from gradsan.source.tree import SourceFile, Span
 
 _KIND = "out_of_place"

@@ -8,11 +8,11 @@ from typing import TypeAlias
 
 from gradsan.heuristics import is_layers_parameter
 from gradsan.source.change import Change, Edit, edited
-from gradsan.source.flow import is_still_argument
+from gradsan.source.flow.reaching import is_still_argument
+from gradsan.source.flow.targets import aliased_expression
+from gradsan.source.flow.writing import written_root
 from gradsan.source.identifiers import bindings_of, binds, chain_key, constant_key, leaf_name, local_nodes, parameters
-from gradsan.source.targets import aliased_expression
 from gradsan.source.tree import FunctionNode, SourceFile, Span
-from gradsan.source.writing import written_root
 
 _Loop: TypeAlias = ast.For | ast.AsyncFor | ast.While | ast.comprehension
 

@@ -9,7 +9,8 @@ from itertools import pairwise
 from gradsan.heuristics import class_names, draws_batch
 from gradsan.model import Frame, Lines
 from gradsan.source.change import Change, insert_before
-from gradsan.source.flow import reaching
+from gradsan.source.flow.reaching import reaching
+from gradsan.source.flow.writing import definition_of
 from gradsan.source.identifiers import bindings_of, chain_key, leaf_name
 from gradsan.source.locate import statement_at
 from gradsan.source.rewrite.given import networks_of
@@ -23,7 +24,6 @@ from gradsan.source.rewrite.moving import (
     until_apart,
 )
 from gradsan.source.tree import SourceFile, header_nodes
-from gradsan.source.writing import definition_of
 
 
 def computed_before_rounds(frame: Frame) -> tuple[str, Frame] | None:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited, elements_of, is_all
+from gradsan.source.flow.targets import target_at
 from gradsan.source.identifiers import bindings_of, imported_as, leaf_name
 from gradsan.source.rewrite.out_of_place import augmented_value, chain_value
 from gradsan.source.rewrite.rebinding import can_rebind, notes_on_rebinding
 from gradsan.source.rewrite.suggest import TAKES_A_METHOD_CALL
-from gradsan.source.targets import target_at
 from gradsan.source.tree import SourceFile, Span
 
 _MASKS = frozenset(

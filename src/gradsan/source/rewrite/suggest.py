@@ -17,7 +17,17 @@ from gradsan.source.change import (
     with_keyword,
     without_keyword,
 )
-from gradsan.source.flow import reaching
+from gradsan.source.flow.modules import (
+    DETACHED,
+    Shape,
+    constructors,
+    detached_form,
+    in_place_argument,
+    object_cut,
+    shape_in_source,
+)
+from gradsan.source.flow.reaching import reaching
+from gradsan.source.flow.targets import target_at
 from gradsan.source.identifiers import (
     Binding,
     assigned_names,
@@ -27,17 +37,7 @@ from gradsan.source.identifiers import (
 )
 from gradsan.source.locate import Expression, Statement, expression_at, expressions_at, statement_at, statements_at
 from gradsan.source.methods import ADDING, KEEPS_SEVERAL
-from gradsan.source.modules import (
-    DETACHED,
-    Shape,
-    constructors,
-    detached_form,
-    in_place_argument,
-    object_cut,
-    shape_in_source,
-)
 from gradsan.source.rewrite.rebinding import can_rebind, notes_on_rebinding, value_and_clone
-from gradsan.source.targets import target_at
 from gradsan.source.tree import SourceFile, Span, header_nodes, source_lines
 
 _Found = TypeVar("_Found")

@@ -12,18 +12,18 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gradsan.model import Frame, Held, Layer, Lines
-from gradsan.source.calls import dies_with_call
 from gradsan.source.change import Change, Edit, edited, edited_lines
-from gradsan.source.cuts import cuts_taken
-from gradsan.source.flow import reaching
+from gradsan.source.flow.calls import dies_with_call
+from gradsan.source.flow.cuts import cuts_taken
+from gradsan.source.flow.modules import object_cut
+from gradsan.source.flow.reaching import reaching
+from gradsan.source.flow.rounds import after_round, deque_made
+from gradsan.source.flow.writing import definition_of
 from gradsan.source.identifiers import bindings_of, chain_key, consumed_names, leaf_name, local_nodes
 from gradsan.source.locate import expression_at, statement_at
 from gradsan.source.methods import METADATA, NUMBERS
-from gradsan.source.modules import object_cut
 from gradsan.source.rewrite.moving import detach_reads
-from gradsan.source.rounds import after_round, deque_made
 from gradsan.source.tree import FunctionNode, SourceFile, Span, header_nodes
-from gradsan.source.writing import definition_of
 
 _STAYING = METADATA | {"detach", "detach_", "data", "backward"}
 _HEADED = (ast.If, ast.For, ast.While, ast.With, ast.Try)

@@ -7,9 +7,10 @@ from collections.abc import Collection, Iterator, Sequence
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
+from gradsan.source.flow.reuse import second_name
+from gradsan.source.flow.writing import writes_beside, written_root
 from gradsan.source.identifiers import assigned_names, imported_as, leaf_name
 from gradsan.source.locate import statement_at
-from gradsan.source.reuse import second_name
 from gradsan.source.rewrite.given import networks_of
 from gradsan.source.rewrite.leaves import later_updates_of_same, later_writes_of_same
 from gradsan.source.rewrite.moving import (
@@ -22,7 +23,6 @@ from gradsan.source.rewrite.moving import (
     until_apart,
 )
 from gradsan.source.tree import SourceFile, Span, indentation_of
-from gradsan.source.writing import writes_beside, written_root
 
 
 def under_no_grad(frame: Frame, leaves: Collection[str] = ()) -> Change | None:

@@ -9,6 +9,7 @@ from typing import TypeGuard
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
+from gradsan.source.flow.rounds import after_round, deque_made
 from gradsan.source.identifiers import (
     assigned_names,
     bindings_of,
@@ -20,7 +21,6 @@ from gradsan.source.identifiers import (
 )
 from gradsan.source.locate import Statement, statement_at
 from gradsan.source.methods import CONTAINERS, LIST_ADDS, TAKING_OUT
-from gradsan.source.rounds import after_round, deque_made
 from gradsan.source.tree import SourceFile, read_source
 
 

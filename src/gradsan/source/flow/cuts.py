@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gradsan.model import Frame
-from gradsan.source.cut_scopes import (
+from gradsan.source.flow.scopes import (
     Live,
     Scope,
     arguments_of,

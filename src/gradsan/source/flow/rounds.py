@@ -8,7 +8,9 @@ from dataclasses import replace
 
 from gradsan.model import Frame, Lines
 from gradsan.source.change import Change, Edit, add_keyword, checked, edited, insert_after, insert_before
-from gradsan.source.flow import runs_more_often
+from gradsan.source.flow.modules import Shape, detached_form, object_cut, shape_in_source
+from gradsan.source.flow.reaching import runs_more_often
+from gradsan.source.flow.targets import aliased_expression
 from gradsan.source.identifiers import (
     assigned_names,
     bindings_of,
@@ -19,8 +21,6 @@ from gradsan.source.identifiers import (
 )
 from gradsan.source.locate import Expression, expression_at, scope_of, statement_at
 from gradsan.source.methods import ADDING
-from gradsan.source.modules import Shape, detached_form, object_cut, shape_in_source
-from gradsan.source.targets import aliased_expression
 from gradsan.source.tree import SourceFile, Span, header_nodes, read_source
 
 _LEAVING = (ast.Return, ast.Continue, ast.Break, ast.Raise)

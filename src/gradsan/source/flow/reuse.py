@@ -10,8 +10,9 @@ from typing import Literal
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
-from gradsan.source.collected import is_emptied, is_inside, keepers, result_keepers
-from gradsan.source.flow import Definition, State, are_compared, reaching
+from gradsan.source.flow.collected import is_emptied, is_inside, keepers, result_keepers
+from gradsan.source.flow.reaching import Definition, State, are_compared, reaching
+from gradsan.source.flow.targets import operand_expressions
 from gradsan.source.identifiers import (
     assigned_names,
     bindings_of,
@@ -23,7 +24,6 @@ from gradsan.source.identifiers import (
 )
 from gradsan.source.locate import Statement, expression_at, statement_at
 from gradsan.source.methods import BLANK, LIST_ADDS, METADATA, is_inplace_name
-from gradsan.source.targets import operand_expressions
 from gradsan.source.tree import ScopeNode, SourceFile, Span
 
 

@@ -9,8 +9,11 @@ from dataclasses import dataclass, replace
 
 from gradsan.heuristics import is_gradient
 from gradsan.model import Frame
-from gradsan.source.bindings import last_binding
-from gradsan.source.flow import reaching
+from gradsan.source.flow.bindings import last_binding
+from gradsan.source.flow.kept import assignments
+from gradsan.source.flow.reaching import reaching
+from gradsan.source.flow.rounds import walked_over
+from gradsan.source.flow.targets import target_at, written_target
 from gradsan.source.identifiers import (
     assigned_names,
     bindings_of,
@@ -19,11 +22,8 @@ from gradsan.source.identifiers import (
     leaf_name,
     local_nodes,
 )
-from gradsan.source.kept import assignments
 from gradsan.source.locate import Expression, expression_at, expressions_at, statement_at
 from gradsan.source.methods import augmented_names, is_inplace_name
-from gradsan.source.rounds import walked_over
-from gradsan.source.targets import target_at, written_target
 from gradsan.source.tree import SourceFile, Span, header_nodes
 
 _STEPS_BACK = 4

@@ -14,21 +14,13 @@ from dataclasses import dataclass, field, replace
 
 from gradsan.model import Frame
 from gradsan.source.identifiers import Binding, bindings_of, chain_key, consumed_names, leaf_name
-from gradsan.source.locate import expression_at, statement_at
+from gradsan.source.locate import statement_at
 from gradsan.source.tree import header_nodes
 
 State = dict[str, frozenset["Definition"]]
 _MAX_ROUNDS = 20
-_CHOICES = frozenset({"random", "randrange", "choice", "choices", "sample", "randperm", "multinomial"})
 # The states of a longer body would take too much memory to keep.
 _MOST_STATEMENTS = 100
-_DRAWS = frozenset(
-    {
-        *("rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "normal", "normal_", "uniform_"),
-        *("bernoulli", "bernoulli_", "poisson", "standard_normal", "uniform", "laplace", "exponential_"),
-    }
-)
-"""Functions of torch and NumPy that draw random numbers."""
 _COPIES = frozenset({"clone", "copy", "deepcopy", "repeat"})
 
 
@@ -289,71 +281,6 @@ def binding_at(frame: Frame, name: str) -> Binding | None:
         if binding.name == name and binding.replaces and not isinstance(binding.statement, ast.AugAssign)
     ]
     return found[0] if len(found) == 1 else None
-
-
-def is_summed_with_gradient(node: ast.stmt, name: str) -> bool:
-    """Whether a statement adds ``name``, or a loop over ``zip(…, name)`` its item, to some ``.grad``; or subtracts."""
-    names, parts = {name}, [] if not isinstance(node, ast.For) else list(ast.walk(node.iter))
-    if isinstance(node, ast.For) and any(chain_key(one) == name for one in parts):
-        is_zip = isinstance(node.iter, ast.Call) and leaf_name(node.iter.func) == "zip"
-        given = node.iter.args if isinstance(node.iter, ast.Call) and is_zip else [node.iter]
-        targets = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
-        names = {chain_key(one) or "" for one, of in zip(targets, given, strict=False) if chain_key(of) == name}
-    sums = (one for one in ast.walk(node) if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Add | ast.Sub))
-    for left, right in ((one.left, one.right) for one in sums):
-        for one, other in ((left, right), (right, left)):
-            has_gradient = any(isinstance(part, ast.Attribute) and part.attr == "grad" for part in ast.walk(one))
-            if has_gradient and any(isinstance(part, ast.Name) and part.id in names for part in ast.walk(other)):
-                return True
-    return False
-
-
-def adds_noise(frame: Frame) -> bool:
-    """Whether the write at ``frame`` adds random numbers alone, perhaps scaled: ``x += 0.1 * torch.randn_like(x)``."""
-    found, statement = expression_at(frame), statement_at(frame)
-    node = found.node if found is not None else None if statement is None else statement.node
-    operand = node.args[0] if isinstance(node, ast.Call) and node.args else getattr(node, "value", None)
-    return isinstance(operand, ast.expr) and _is_noise(operand, frame)
-
-
-def _is_noise(node: ast.expr, frame: Frame) -> bool:
-    match node:
-        case ast.BinOp(left=left, op=ast.Mult() | ast.Div(), right=right):
-            return _is_noise(left, frame) or _is_noise(right, frame)
-        case ast.BinOp(left=left, op=ast.Add() | ast.Sub(), right=ast.Constant()):
-            return _is_noise(left, frame)
-        case ast.UnaryOp(operand=operand):
-            return _is_noise(operand, frame)
-        case ast.Call(func=func):
-            return leaf_name(func) in _DRAWS or (isinstance(func, ast.Attribute) and _is_noise(func.value, frame))
-        case ast.Name(id=name):
-            bound = binding_at(frame, name)
-            return bound is not None and bound.value is not None and _is_noise(bound.value, frame)
-    return False
-
-
-def writes_at_random(frame: Frame) -> bool:
-    """Whether the element write at ``frame`` chooses its elements by random numbers: ``x[torch.rand(n) < 0.1] = 0``."""
-    statement = statement_at(frame)
-    if statement is None or statement.scope is None:
-        return False
-    targets = [one for one in getattr(statement.node, "targets", ()) if isinstance(one, ast.Subscript)]
-    call = expression_at(frame)
-    given = call.node.args[:1] if call is not None and isinstance(call.node, ast.Call) else []
-    waiting: list[tuple[ast.stmt, ast.expr]] = [(statement.node, one.slice) for one in targets]
-    waiting += [(statement.node, one) for one in given if not targets]
-    seen = set[ast.expr]()
-    while waiting:
-        at, value = waiting.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        if any(leaf_name(one.func) in _DRAWS | _CHOICES for one in ast.walk(value) if isinstance(one, ast.Call)):
-            return True
-        found = reaching(statement.scope.body, at)
-        bound = (one.statement for name in consumed_names(value) for one in found.get(name, ()))
-        waiting += [(one, one.value) for one in bound if isinstance(one, ast.Assign)]
-    return False
 
 
 def is_of_copy(frame: Frame, name: str) -> bool:

@@ -9,7 +9,7 @@ from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.identifiers import local_nodes
 from gradsan.source.locate import Expression, expression_at
-from gradsan.source.rewrite.applied import (
+from gradsan.source.rewrite.numerics.applied import (
     Applied,
     applied,
     behind,

@@ -11,9 +11,11 @@ import re
 from collections.abc import Callable, Sequence
 
 from gradsan.model import Frame
-from gradsan.source.bindings import bound_name
 from gradsan.source.change import Change, Edit, edited
-from gradsan.source.flow import binding_at, is_still_argument, reaching
+from gradsan.source.flow.bindings import bound_name
+from gradsan.source.flow.reaching import binding_at, is_still_argument, reaching
+from gradsan.source.flow.reuse import SecondName, definitions_at, read_after, reads_value, statements_of
+from gradsan.source.flow.targets import aliased_expression, operand_expressions
 from gradsan.source.identifiers import (
     assigned_names,
     bindings_of,
@@ -26,8 +28,6 @@ from gradsan.source.identifiers import (
     parameters,
 )
 from gradsan.source.locate import Statement, expression_at, expressions_at, statement_at
-from gradsan.source.reuse import SecondName, definitions_at, read_after, reads_value, statements_of
-from gradsan.source.targets import aliased_expression, operand_expressions
 from gradsan.source.tree import FunctionNode, SourceFile, read_source
 
 # A module's forward is reached by calling the module itself.

@@ -1,4 +1,4 @@
-"""Gradients in the program's source: whether it reads any, and whether it differentiates results computed from them."""
+"""Gradients in the source: whether a file reads any, keeps one, or computes one in a hook that returns nothing."""
 
 from __future__ import annotations
 
@@ -6,30 +6,17 @@ import ast
 import functools
 from collections.abc import Iterator, Sequence
 
-from gradsan.heuristics import is_step_function
 from gradsan.model import Frame
-from gradsan.source.change import Change, edited, insert_after, insert_before, with_keyword
-from gradsan.source.collected import is_inside
-from gradsan.source.cuts import cut_of, mode_around, mode_of_decorators
-from gradsan.source.flow import is_summed_with_gradient
+from gradsan.source.flow.collected import is_inside
+from gradsan.source.flow.reuse import SecondName, definitions_at, reads_value, statements_of
 from gradsan.source.identifiers import (
-    Binding,
     assigned_names,
-    bindings_of,
-    consumed_names,
+    chain_key,
     leaf_name,
-    local_nodes,
 )
-from gradsan.source.locate import Statement, expression_at, statement_at
-from gradsan.source.methods import ADDING, METADATA
-from gradsan.source.reuse import SecondName, definitions_at, reads_value, statements_of
+from gradsan.source.locate import Statement, statement_at
+from gradsan.source.methods import ADDING
 from gradsan.source.tree import ScopeNode, SourceFile, header_nodes, read_source
-from gradsan.source.writing import definition_of
-
-_CONSTANT = frozenset({"sign", "sgn", "round", "floor", "ceil"})
-"""Operations whose derivative is zero: their result is data, too."""
-_FIELDS = frozenset({"grad", "data"})
-
 
 _CLEARS = frozenset({"zero_", "fill_", "detach_", "requires_grad_"})
 
@@ -149,138 +136,7 @@ def _is_gradient_read(source: SourceFile, node: ast.AST) -> bool:
     return not (isinstance(parent, ast.Compare) and all(isinstance(one, ast.Is | ast.IsNot) for one in parent.ops))
 
 
-_REDUCES = frozenset({"amax", "amin", "max", "mean", "median", "min", "norm", "std", "sum", "vector_norm"})
-
-
-def makes_discrete(frame: Frame) -> bool:
-    """Whether the statement at ``frame`` rounds or takes signs, so that its result has no derivative of its own.
-
-    A random factor independent of the scaled tensor, as in ``x *= torch.bernoulli(keep)``, makes nothing discrete; nor
-    does a sign of what is multiplied by it, ``sign(x) * (x.abs() - 0.1)``.
-    """
-    statement = statement_at(frame)
-    if statement is None:
-        return False
-    scaled = _scaled_name(statement.node)
-    calls = [one for one in header_nodes(statement.node) if isinstance(one, ast.Call)]
-    named = [(leaf_name(one.func), one) for one in calls]
-    found = [one for name, one in named if name is not None and is_step_function(name)]
-    return any(
-        (scaled is None or scaled in _names_read(one)) and not _is_of_factor(statement.source, one) for one in found
-    )
-
-
-def _is_of_factor(source: SourceFile, call: ast.Call) -> bool:
-    """Whether a call is multiplied by elements of what it reads, and not just by their mean or norm."""
-    parent, field = source.parents[call]
-    if not isinstance(parent, ast.BinOp) or not isinstance(parent.op, ast.Mult):
-        return False
-    other = parent.right if field == "left" else parent.left
-    called = {leaf_name(one.func) for one in ast.walk(other) if isinstance(one, ast.Call)}
-    return called.isdisjoint(_REDUCES) and not _names_read(other).isdisjoint(_names_read(call))
-
-
-def _scaled_name(statement: ast.stmt) -> str | None:
-    """``x`` of ``x *= …``, ``x.mul_(…)`` and ``x.data.mul_(…).div_(…)``."""
-    target: ast.expr | None = None
-    if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Mult):
-        target = statement.target
-    elif isinstance(statement, ast.Expr):
-        target = statement.value
-        while isinstance(target, ast.Call):
-            called = target.func
-            target = called.value if isinstance(called, ast.Attribute) and called.attr in ("mul_", "div_") else None
-    if isinstance(target, ast.Attribute) and target.attr == "data":
-        target = target.value
-    return target.id if isinstance(target, ast.Name) else None
-
-
-def _names_read(node: ast.AST) -> set[str]:
-    """The names whose values an expression reads, except those used only for a size or for memory like theirs."""
-    if isinstance(node, ast.Name):
-        return {node.id}
-    if isinstance(node, ast.Attribute) and (node.attr in METADATA or node.attr.startswith("new_")):
-        return set()
-    name = leaf_name(node.func) if isinstance(node, ast.Call) else None
-    if name is not None and name.endswith("_like"):
-        return set()
-    return {name for child in ast.iter_child_nodes(node) for name in _names_read(child)}
-
-
-def graph_for_gradient(frame: Frame) -> Change | None:
-    """The call of ``autograd.grad`` at ``frame`` with ``create_graph=True``, where its result is used with a graph.
-
-    That is a result which is returned, differentiated, or kept on an object without ``detach()``: nothing in
-    the source marks it as a constant. None where everything computed from it in this function is
-    detached, read as numbers, written under ``no_grad`` or into ``.data`` and ``.grad``.
-    """
-    place = expression_at(frame)
-    call = None if place is None else place.node
-    if place is None or not isinstance(call, ast.Call) or leaf_name(call.func) != "grad":
-        return None
-    edit = with_keyword(place.source, call, "create_graph", "True")
-    return None if edit is None or not _is_used(place.source, call) else edited(place.source, [edit], "create_graph")
-
-
-def _is_used(source: SourceFile, call: ast.Call) -> bool:
-    function = source.function(call)
-    if function is not None and mode_of_decorators(function) is not None:
-        return False
-    scope = function if function is not None else source.module
-    if isinstance(scope, ast.Lambda):
-        return True
-    nodes = (node for node in local_nodes(scope) if isinstance(node, ast.stmt))
-    statements = sorted(nodes, key=lambda node: (node.lineno, node.col_offset))
-    first = source.statement(call)
-    names: set[str] = set()
-    for statement in statements[statements.index(first) :] if first in statements else ():
-        reads = {id(call)} if statement is first else set()
-        reads |= {id(node) for node in header_nodes(statement) if isinstance(node, ast.Name) and node.id in names}
-        reads -= {id(node) for part in _cut_parts(source, statement) for node in ast.walk(part)}
-        if mode_around(source, statement, function) is not None:
-            continue
-        bound = assigned_names(statement)
-        if not any(
-            id(node) in reads
-            for node in header_nodes(statement)
-            if isinstance(getattr(node, "ctx", ast.Load()), ast.Load)
-        ):
-            names.difference_update(() if isinstance(statement, ast.AugAssign) else bound)
-            continue
-        if isinstance(statement, ast.Return) or _begins_backward(statement, reads):
-            return True
-        for name in bound:
-            field = name.rpartition(".")[2]
-            if "." in name and field not in _FIELDS:
-                return True
-            if "." not in name:
-                names.add(name)
-        names |= set(_holders(statement))
-    return False
-
-
-def _cut_parts(source: SourceFile, statement: ast.stmt) -> Iterator[ast.expr]:
-    """The operands of a statement's detaching operations, and its calls without a derivative."""
-    for node in header_nodes(statement):
-        if not isinstance(node, ast.expr):
-            continue
-        kind, operands = cut_of(source, node)
-        yield from operands if kind is not None else ()
-        if isinstance(node, ast.Call) and leaf_name(node.func) in _CONSTANT:
-            yield node
-
-
-def _begins_backward(statement: ast.stmt, reads: set[int]) -> bool:
-    """Whether the statement calls ``backward`` or ``grad`` on a value that it reads."""
-    return any(
-        isinstance(node, ast.Call)
-        and leaf_name(node.func) in ("backward", "grad")
-        and any(id(one) in reads for one in ast.walk(node) if one is not node)
-        for node in header_nodes(statement)
-    )
-
-
-def _holders(statement: ast.stmt) -> Iterator[str]:
+def holders(statement: ast.stmt) -> Iterator[str]:
     """``xs`` of ``xs.append(…)``."""
     call = statement.value if isinstance(statement, ast.Expr) else None
     method = call.func if isinstance(call, ast.Call) else None
@@ -307,7 +163,7 @@ def _in_a_list(statement: Statement, name: str, scope: ScopeNode) -> SecondName 
         inside = [node for node in ast.walk(loop) if isinstance(node, ast.stmt) and node is not loop]
         if any(name in assigned_names(node) for node in (loop, *inside) if isinstance(node, ast.Assign | ast.For)):
             return None
-        adds = [node for node in inside if name in _holders(node) and _gradient_in(node) is not None]
+        adds = [node for node in inside if name in holders(node) and _gradient_in(node) is not None]
         last = loop.end_lineno or loop.lineno
         later = (node for node in statements_of(scope) if node.lineno > last)
         read = next((node for node in later if reads_value(statement.source, node, name)), None)
@@ -385,32 +241,74 @@ def _gradient_in(node: ast.stmt) -> ast.Attribute | None:
     )
 
 
-def wanted_where_bound(frame: Frame, name: str) -> Change | None:
-    """A line that makes ``name`` a leaf that requires grad, after the statement that bound what ``frame`` reads by it.
+_OUT_OF_PLACE = frozenset({"clamp", "clip", "mul", "div", "neg", "add", "sub", "nan_to_num", "masked_fill", "where"})
 
-    Of a loop's variable at the start of its body, of an argument at that of the function. A tensor of its own, so that
-    one of a data set stays as it is. None where several statements may have bound it.
+
+_NO_STRAIGHT_CODE = (
+    *(ast.For, ast.While, ast.Lambda, ast.comprehension),
+    *(ast.Yield, ast.YieldFrom, ast.Global, ast.Nonlocal),
+)
+
+
+def unreturned_gradient(file: str, line: int, name: str, position: int) -> int | None:
+    """The line of a hook that computes a gradient which nothing reads or returns; None where it is not sure.
+
+    The hook is the function ``name`` at a line of ``file``; its gradient is the parameter at ``position``.
     """
-    statement = statement_at(frame)
-    if statement is None or not name.isidentifier() or name not in consumed_names(statement):
+    source = read_source(file)
+    functions = (one for one in source.nodes if isinstance(one, ast.FunctionDef)) if source is not None else ()
+    hook = next((one for one in functions if one.name == name and line in _first_lines(one)), None)
+    given = hook.args.args[position : position + 1] if hook is not None else []
+    if hook is None or not given:
         return None
-    source, text = statement.source, f"{name} = {name}.detach().requires_grad_()"
-    made = definition_of(frame, name)
-    bound = None if made is None else statement_at(made.frame)
-    if made is not None and bound is not None and bound.function is statement.function:
-        if made.is_loop:
-            return (
-                insert_before(source, bound.node.body[0], text, "wanted") if isinstance(bound.node, ast.For) else None
-            )
-        return insert_after(source, bound.node, text, "wanted")
-    function = statement.function
-    if made is None and isinstance(function, ast.FunctionDef) and statement.node in function.body:
-        is_given = name in {one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)}
-        start = function.body[1:] if ast.get_docstring(function, clean=False) is not None else function.body
-        is_bound = any(one.name == name for node in ast.walk(function) for one in _bound_by(node))
-        return insert_before(source, start[0], text, "wanted") if is_given and not is_bound and start else None
+    nodes, gradient = list(ast.walk(hook)), given[0].arg
+    has_result = any(isinstance(one, ast.Return) and one.value is not None for one in nodes)
+    if has_result or any(isinstance(one, _NO_STRAIGHT_CODE) for one in nodes):
+        return None
+    reads = [one for one in nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)]
+    for node in nodes:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if not isinstance(node, ast.Assign | ast.Expr) or not _is_new_gradient(node.value, gradient):
+            continue
+        last = node.end_lineno or node.lineno
+        bound = [one.id for one in targets if isinstance(one, ast.Name)]
+        if len(bound) == len(targets) and not any(one.id in bound and one.lineno > last for one in reads):
+            return node.lineno
     return None
 
 
-def _bound_by(node: ast.AST) -> list[Binding]:
-    return bindings_of(node) if isinstance(node, ast.stmt) else []
+def _first_lines(function: ast.FunctionDef) -> set[int]:
+    return {function.lineno, *(one.lineno for one in function.decorator_list)}
+
+
+def _is_new_gradient(value: ast.expr, gradient: str) -> bool:
+    """Whether an expression is arithmetic with a gradient, or one of some operations on it, out of place.
+
+    Its product with itself, ``grad @ grad.t()``, is no gradient.
+    """
+
+    def reads(part: ast.expr) -> bool:
+        return any(isinstance(one, ast.Name) and one.id == gradient for one in ast.walk(part))
+
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.MatMult) and reads(value.left) and reads(value.right):
+        return False
+    has_gradient = reads(value)
+    is_call = isinstance(value, ast.Call) and leaf_name(value.func) in _OUT_OF_PLACE
+    return has_gradient and (is_call or isinstance(value, ast.BinOp | ast.UnaryOp))
+
+
+def is_summed_with_gradient(node: ast.stmt, name: str) -> bool:
+    """Whether a statement adds ``name``, or a loop over ``zip(…, name)`` its item, to some ``.grad``; or subtracts."""
+    names, parts = {name}, [] if not isinstance(node, ast.For) else list(ast.walk(node.iter))
+    if isinstance(node, ast.For) and any(chain_key(one) == name for one in parts):
+        is_zip = isinstance(node.iter, ast.Call) and leaf_name(node.iter.func) == "zip"
+        given = node.iter.args if isinstance(node.iter, ast.Call) and is_zip else [node.iter]
+        targets = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
+        names = {chain_key(one) or "" for one, of in zip(targets, given, strict=False) if chain_key(of) == name}
+    sums = (one for one in ast.walk(node) if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Add | ast.Sub))
+    for left, right in ((one.left, one.right) for one in sums):
+        for one, other in ((left, right), (right, left)):
+            has_gradient = any(isinstance(part, ast.Attribute) and part.attr == "grad" for part in ast.walk(one))
+            if has_gradient and any(isinstance(part, ast.Name) and part.id in names for part in ast.walk(other)):
+                return True
+    return False

@@ -14,8 +14,8 @@ from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.identifiers import local_nodes
 from gradsan.source.locate import expression_at
-from gradsan.source.rewrite import bounded, reductions
-from gradsan.source.rewrite.applied import (
+from gradsan.source.rewrite.numerics import bounded, reductions
+from gradsan.source.rewrite.numerics.applied import (
     Applied,
     applied,
     functional,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gradsan.model import Frame
+from gradsan.source.flow.modules import is_elementwise_module
 from gradsan.source.identifiers import chain_key, constant_key, leaf_name, standing_of
 from gradsan.source.locate import Expression, expression_at, expressions_at, statement_at
 from gradsan.source.methods import (
@@ -22,7 +23,6 @@ from gradsan.source.methods import (
     operation_name,
     same_operation,
 )
-from gradsan.source.modules import is_elementwise_module
 from gradsan.source.tree import SourceFile
 
 _ALIAS = re.compile(r"\.(data\b|detach\(\))")

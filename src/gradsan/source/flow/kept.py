@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited, insert_after
-from gradsan.source.cuts import mode_around, mode_of_decorators
+from gradsan.source.flow.cuts import mode_around, mode_of_decorators
+from gradsan.source.flow.modules import constructors
 from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, leaf_name, local_nodes
 from gradsan.source.locate import Statement, statement_at
 from gradsan.source.methods import CONTAINERS, KEEPS_ONE
-from gradsan.source.modules import constructors
 from gradsan.source.tree import FunctionNode, SourceFile, header_nodes, read_source
 
 _JOINING = ("cat", "concat", "hstack", "vstack")

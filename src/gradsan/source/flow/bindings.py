@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gradsan.model import Frame
-from gradsan.source.cut_scopes import arguments_of
-from gradsan.source.flow import reaching
+from gradsan.source.flow.reaching import reaching
+from gradsan.source.flow.scopes import arguments_of
 from gradsan.source.identifiers import (
     Binding,
     assigned_names,

@@ -1,0 +1,1 @@
+"""Flow of values: the definitions that reach a statement, calls and loops that carry values, where graphs are cut."""

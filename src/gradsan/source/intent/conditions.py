@@ -1,0 +1,149 @@
+"""Conditions and context managers around a statement: whether it always runs, and what is compared for it.
+
+What is kept under a comparison by order is a best state so far.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from gradsan.model import Frame
+from gradsan.source.identifiers import chain_key, leaf_name
+from gradsan.source.locate import statement_at
+from gradsan.source.methods import CUTTING
+from gradsan.source.tree import SourceFile, read_source
+
+_GRAPHLESS = frozenset({"no_grad", "inference_mode", "set_grad_enabled"})
+
+
+_ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+
+
+_CLOCKS = frozenset({"time", "perf_counter", "monotonic", "process_time", "now"})
+
+
+def context_around(frames: Sequence[Frame], names: frozenset[str]) -> tuple[Frame, str] | None:
+    """The innermost context manager around ``frames`` (outermost first) whose last name is one of ``names``.
+
+    The result is its frame, the expression that makes it, and that name. A ``with`` whose header is executed counts as
+    entered, a decorator covers its whole function. None where there is none, and where the source cannot be read.
+    """
+    for frame in reversed(frames):
+        statement = statement_at(frame)
+        if statement is None:
+            continue
+        for node in _entered(statement.source, statement.node):
+            name = leaf_name(node.func if isinstance(node, ast.Call) else node)
+            if name in names:
+                span = statement.source.span(node)
+                at = replace(
+                    frame, line=span.line, column=span.column, end_line=span.end_line, end_column=span.end_column
+                )
+                return at, name or ""
+    return None
+
+
+def is_conditional(frame: Frame) -> bool:
+    """Whether an ``if`` of its function decides if the statement at ``frame`` runs; also where it cannot be read."""
+    statement = statement_at(frame)
+    if statement is None:
+        return True
+    for parent, name in statement.source.ancestors(statement.node):
+        if isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            return False
+        is_script = isinstance(parent, ast.If) and "__name__" in statement.source.text(parent.test)
+        if isinstance(parent, ast.If) and name in ("body", "orelse") and not is_script:
+            return True
+    return False
+
+
+def compared_scores(frame: Frame) -> frozenset[str]:
+    """What an ``if`` around the statement compares by order, where its branch binds one of that anew, as a best score.
+
+    Not where a counter or the time is compared: what is kept then is renewed, and may well be the state of now.
+    """
+    statement = statement_at(frame)
+    for outer, name in () if statement is None else statement.source.ancestors(statement.node):
+        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            break
+        compared = (
+            [one for one in ast.walk(outer.test) if isinstance(one, ast.Compare)] if isinstance(outer, ast.If) else []
+        )
+        ordered = [one for one in compared if any(isinstance(op, _ORDERS) for op in one.ops)]
+        scores = [one for one in ordered if statement is not None and not _counts(statement.source, one)]
+        keys = (chain_key(side) for one in scores for side in (one.left, *one.comparators))
+        names = frozenset(one for one in keys if one is not None)
+        branch = getattr(outer, name, None)
+        bound = {chain_key(it) for one in branch for it in _bound_by(one)} if isinstance(branch, list) else set()
+        if not names.isdisjoint(bound):
+            return names
+    return frozenset()
+
+
+def _counts(source: SourceFile, compared: ast.Compare) -> bool:
+    """Whether a comparison has the number of a round, something that is counted up, or the time."""
+    parts = list(ast.walk(compared))
+    keys = {chain_key(one) for one in parts if isinstance(one, ast.Name | ast.Attribute)} - {None}
+    counted = set[str | None]()
+    for node in source.nodes:
+        if isinstance(node, ast.For | ast.comprehension):
+            counted |= {chain_key(one) for one in _targets_of_rounds(node)}
+        elif isinstance(node, ast.AugAssign) and isinstance(node.value, ast.Constant):
+            counted.add(chain_key(node.target))
+    is_timed = any(isinstance(one, ast.Call) and leaf_name(one.func) in _CLOCKS for one in parts)
+    leaves = {str(one).rpartition(".")[2] for one in counted if one is not None and "." in one}
+    return is_timed or not keys.isdisjoint(counted) or any(str(one).rpartition(".")[2] in leaves for one in keys)
+
+
+def _targets_of_rounds(node: ast.For | ast.comprehension) -> Iterator[ast.expr]:
+    """The variables that a loop over a range, or the number of an ``enumerate``, counts with."""
+    called = leaf_name(node.iter.func) if isinstance(node.iter, ast.Call) else None
+    if called in ("range", "trange", "count"):
+        yield node.target
+    elif called == "enumerate" and isinstance(node.target, ast.Tuple):
+        yield node.target.elts[0]
+
+
+def clears_its_condition(frame: Frame) -> bool:
+    """Whether the statement is in the branch of an ``if`` that sets the flag which is tested: it runs once."""
+    statement = statement_at(frame)
+    parent = None if statement is None else statement.source.parents[statement.node][0]
+    if not isinstance(parent, ast.If) or statement is None or statement.node not in parent.body:
+        return False
+    tested = {chain_key(one) for one in ast.walk(parent.test) if isinstance(one, ast.Attribute | ast.Name)} - {None}
+    flags = [one for one in parent.body if isinstance(one, ast.Assign) and isinstance(one.value, ast.Constant)]
+    return any(chain_key(target) in tested for one in flags for target in one.targets)
+
+
+def _bound_by(node: ast.stmt) -> Iterator[ast.expr]:
+    for target in node.targets if isinstance(node, ast.Assign) else ():
+        yield from target.elts if isinstance(target, ast.Tuple) else [target]
+
+
+def is_called_with_graph(file: str, name: str) -> bool:
+    """Whether a statement of the file calls ``name`` outside of ``no_grad``, and detaches nothing itself."""
+    source = read_source(file)
+    calls = [] if source is None else [one for one in source.nodes if isinstance(one, ast.Call)]
+    for call in calls:
+        statement = source.statement(call) if source is not None else None
+        if source is None or statement is None or leaf_name(call.func) != name.rpartition(".")[2]:
+            continue
+        around = {leaf_name(one.func if isinstance(one, ast.Call) else one) for one in _entered(source, statement)}
+        inner = {one.attr for one in ast.walk(statement) if isinstance(one, ast.Attribute)}
+        if around.isdisjoint(_GRAPHLESS) and inner.isdisjoint(CUTTING):
+            return True
+    return False
+
+
+def _entered(source: SourceFile, statement: ast.stmt) -> Iterator[ast.expr]:
+    """The context expressions entered around a statement within its function, innermost first."""
+    if isinstance(statement, ast.With | ast.AsyncWith):
+        yield from (item.context_expr for item in reversed(statement.items))
+    for parent, name in source.ancestors(statement):
+        if isinstance(parent, ast.With | ast.AsyncWith) and name == "body":
+            yield from (item.context_expr for item in reversed(parent.items))
+        if isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef) and name == "body":
+            yield from reversed(parent.decorator_list)
+            return

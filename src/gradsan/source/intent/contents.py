@@ -1,0 +1,192 @@
+"""Contents of a write: noise, a constant put into data, signs and rounded values."""
+
+from __future__ import annotations
+
+import ast
+
+from gradsan.heuristics import is_step_function
+from gradsan.model import Frame
+from gradsan.source.flow.reaching import binding_at, reaching
+from gradsan.source.identifiers import binds, chain_key, consumed_names, leaf_name
+from gradsan.source.locate import expression_at, statement_at
+from gradsan.source.methods import METADATA
+from gradsan.source.tree import FunctionNode, SourceFile, header_nodes
+
+_CHOICES = frozenset({"random", "randrange", "choice", "choices", "sample", "randperm", "multinomial"})
+
+
+_DRAWS = frozenset(
+    {
+        *("rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "normal", "normal_", "uniform_"),
+        *("bernoulli", "bernoulli_", "poisson", "standard_normal", "uniform", "laplace", "exponential_"),
+    }
+)
+"""Functions of torch and NumPy that draw random numbers."""
+
+
+def adds_noise(frame: Frame) -> bool:
+    """Whether the write at ``frame`` adds random numbers alone, perhaps scaled: ``x += 0.1 * torch.randn_like(x)``."""
+    found, statement = expression_at(frame), statement_at(frame)
+    node = found.node if found is not None else None if statement is None else statement.node
+    operand = node.args[0] if isinstance(node, ast.Call) and node.args else getattr(node, "value", None)
+    return isinstance(operand, ast.expr) and _is_noise(operand, frame)
+
+
+def _is_noise(node: ast.expr, frame: Frame) -> bool:
+    match node:
+        case ast.BinOp(left=left, op=ast.Mult() | ast.Div(), right=right):
+            return _is_noise(left, frame) or _is_noise(right, frame)
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub(), right=ast.Constant()):
+            return _is_noise(left, frame)
+        case ast.UnaryOp(operand=operand):
+            return _is_noise(operand, frame)
+        case ast.Call(func=func):
+            return leaf_name(func) in _DRAWS or (isinstance(func, ast.Attribute) and _is_noise(func.value, frame))
+        case ast.Name(id=name):
+            bound = binding_at(frame, name)
+            return bound is not None and bound.value is not None and _is_noise(bound.value, frame)
+    return False
+
+
+def writes_at_random(frame: Frame) -> bool:
+    """Whether the element write at ``frame`` chooses its elements by random numbers: ``x[torch.rand(n) < 0.1] = 0``."""
+    statement = statement_at(frame)
+    if statement is None or statement.scope is None:
+        return False
+    targets = [one for one in getattr(statement.node, "targets", ()) if isinstance(one, ast.Subscript)]
+    call = expression_at(frame)
+    given = call.node.args[:1] if call is not None and isinstance(call.node, ast.Call) else []
+    waiting: list[tuple[ast.stmt, ast.expr]] = [(statement.node, one.slice) for one in targets]
+    waiting += [(statement.node, one) for one in given if not targets]
+    seen = set[ast.expr]()
+    while waiting:
+        at, value = waiting.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if any(leaf_name(one.func) in _DRAWS | _CHOICES for one in ast.walk(value) if isinstance(one, ast.Call)):
+            return True
+        found = reaching(statement.scope.body, at)
+        bound = (one.statement for name in consumed_names(value) for one in found.get(name, ()))
+        waiting += [(one, one.value) for one in bound if isinstance(one, ast.Assign)]
+    return False
+
+
+_REDUCES = frozenset({"amax", "amin", "max", "mean", "median", "min", "norm", "std", "sum", "vector_norm"})
+
+
+def makes_discrete(frame: Frame) -> bool:
+    """Whether the statement at ``frame`` rounds or takes signs, so that its result has no derivative of its own.
+
+    A random factor independent of the scaled tensor, as in ``x *= torch.bernoulli(keep)``, makes nothing discrete; nor
+    does a sign of what is multiplied by it, ``sign(x) * (x.abs() - 0.1)``.
+    """
+    statement = statement_at(frame)
+    if statement is None:
+        return False
+    scaled = _scaled_name(statement.node)
+    calls = [one for one in header_nodes(statement.node) if isinstance(one, ast.Call)]
+    named = [(leaf_name(one.func), one) for one in calls]
+    found = [one for name, one in named if name is not None and is_step_function(name)]
+    return any(
+        (scaled is None or scaled in _names_read(one)) and not _is_of_factor(statement.source, one) for one in found
+    )
+
+
+def _is_of_factor(source: SourceFile, call: ast.Call) -> bool:
+    """Whether a call is multiplied by elements of what it reads, and not just by their mean or norm."""
+    parent, field = source.parents[call]
+    if not isinstance(parent, ast.BinOp) or not isinstance(parent.op, ast.Mult):
+        return False
+    other = parent.right if field == "left" else parent.left
+    called = {leaf_name(one.func) for one in ast.walk(other) if isinstance(one, ast.Call)}
+    return called.isdisjoint(_REDUCES) and not _names_read(other).isdisjoint(_names_read(call))
+
+
+def _scaled_name(statement: ast.stmt) -> str | None:
+    """``x`` of ``x *= …``, ``x.mul_(…)`` and ``x.data.mul_(…).div_(…)``."""
+    target: ast.expr | None = None
+    if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Mult):
+        target = statement.target
+    elif isinstance(statement, ast.Expr):
+        target = statement.value
+        while isinstance(target, ast.Call):
+            called = target.func
+            target = called.value if isinstance(called, ast.Attribute) and called.attr in ("mul_", "div_") else None
+    if isinstance(target, ast.Attribute) and target.attr == "data":
+        target = target.value
+    return target.id if isinstance(target, ast.Name) else None
+
+
+def _names_read(node: ast.AST) -> set[str]:
+    """The names whose values an expression reads, except those used only for a size or for memory like theirs."""
+    if isinstance(node, ast.Name):
+        return {node.id}
+    if isinstance(node, ast.Attribute) and (node.attr in METADATA or node.attr.startswith("new_")):
+        return set()
+    name = leaf_name(node.func) if isinstance(node, ast.Call) else None
+    if name is not None and name.endswith("_like"):
+        return set()
+    return {name for child in ast.iter_child_nodes(node) for name in _names_read(child)}
+
+
+_EMPTY = frozenset({"zeros", "ones", "empty", "full"})
+_EMPTY |= {f"{one}_like" for one in _EMPTY} | {f"new_{one}" for one in _EMPTY}
+
+
+_SHARED = frozenset({"numpy", "copyto", "readinto", "frombuffer", "memmap", "open_memmap"})
+
+
+_SHARING = frozenset({"from_numpy", "as_tensor", "asarray"})
+
+
+def spoils_data(place: Frame, origin: Frame, held: str) -> bool:
+    """Whether the element write at ``place`` puts a constant into data that is ``held`` at ``origin``.
+
+    Not into what was made empty, which is a state or a buffer, nor where NumPy may refill it unseen. What gets values
+    that were computed is a state as well: spins that are turned, samples that are replaced.
+    """
+    statement, there = statement_at(place), statement_at(origin)
+    if statement is None or there is None or not _puts_constant(statement.source, statement.function, statement.node):
+        return False
+    source, value = there.source, ast.parse(held, mode="eval").body
+    bound = reaching(there.scope.body, there.node) if isinstance(value, ast.Name) and there.scope is not None else {}
+    for one in bound.get(held, ()):
+        given = getattr(one.statement, "iter", None) or getattr(one.statement, "value", None)
+        value = given if isinstance(given, ast.expr) else value
+    while isinstance(value, ast.Subscript | ast.Call):
+        value = value.value if isinstance(value, ast.Subscript) else value.func
+        value = value.value if isinstance(value, ast.Attribute) and value.attr in ("narrow", "select") else value
+    root = chain_key(value)
+    for node in source.nodes:
+        if isinstance(node, ast.Assign) and any(chain_key(one) == root for one in node.targets):
+            calls = {leaf_name(one.func) for one in ast.walk(node.value) if isinstance(one, ast.Call)}
+            if not _EMPTY.isdisjoint(calls):
+                return False
+    calls_of_file = [one for one in source.nodes if isinstance(one, ast.Call)]
+    arrays = {chain_key(it) for one in calls_of_file if leaf_name(one.func) in _SHARING for it in one.args[:1]} - {None}
+    stored = (one for one in source.nodes if isinstance(one, ast.Subscript) and isinstance(one.ctx, ast.Store))
+    if any(chain_key(one.value) in arrays for one in stored):
+        return False
+    classes = [one for one, _ in source.ancestors(there.node) if isinstance(one, ast.ClassDef)]
+    around: ast.AST = classes[-1] if classes else source.module
+    return not any(isinstance(one, ast.Call) and leaf_name(one.func) in _SHARED for one in ast.walk(around))
+
+
+def _puts_constant(source: SourceFile, function: FunctionNode | None, node: ast.stmt) -> bool:
+    """Whether a number of the source is written, or a setting: an attribute or a global that holds one."""
+    value: ast.expr | None = node.value if isinstance(node, ast.Assign) else None
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and node.value.args:
+        value = node.value.args[-1]
+    value = value.operand if isinstance(value, ast.UnaryOp) else value
+    key = None if value is None else chain_key(value)
+    if key is None:
+        return isinstance(value, ast.Constant)
+    if function is not None and isinstance(value, ast.Name) and binds(function, key):
+        return False
+    given = [
+        one.value
+        for one in source.nodes
+        if isinstance(one, ast.Assign) and any(leaf_name(it) == key.rpartition(".")[2] for it in one.targets)
+    ]
+    return not any(isinstance(one, ast.Call | ast.Subscript | ast.BinOp) for one in given)

@@ -1,0 +1,131 @@
+"""Flags and settings that a file sets or reads: ``requires_grad``, the scale of a ``GradScaler``, optimizer groups."""
+
+from __future__ import annotations
+
+import ast
+from typing import NamedTuple
+
+from gradsan.model import Frame
+from gradsan.source.locate import expression_at, statement_at
+from gradsan.source.tree import SourceFile, read_source, source_lines
+
+_FLAG = "requires_grad"
+
+
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Call)
+
+
+def drops_result(frame: Frame) -> bool:
+    """Whether the call at ``frame`` is a statement of its own, so that nothing takes its result."""
+    call, statement = expression_at(frame), statement_at(frame)
+    if call is None or statement is None or not isinstance(call.node, ast.Call):
+        return False
+    return isinstance(statement.node, ast.Expr) and statement.node.value is call.node
+
+
+def writes_into_result(frame: Frame, key: str) -> int | None:
+    """The line that sets an element of what the call at ``frame`` returns under ``key``, where nothing keeps that.
+
+    ``opt.state_dict()["param_groups"][0]["lr"] = rate``, or a loop over ``opt.state_dict()["param_groups"]`` that reads
+    and sets elements of its variable alone.
+    """
+    call, statement = expression_at(frame), statement_at(frame)
+    if call is None or statement is None:
+        return None
+    parents, node = statement.source.parents, statement.node
+    chain = [call.node, parents[call.node][0]]
+    while isinstance(chain[-1], ast.Subscript):
+        chain.append(parents[chain[-1]][0])
+    first, outer = chain[1], chain[-2]
+    if not (isinstance(first, ast.Subscript) and isinstance(first.slice, ast.Constant) and first.slice.value == key):
+        return None
+    if isinstance(outer, ast.Subscript) and isinstance(outer.ctx, ast.Store):
+        return node.lineno
+    if not (isinstance(node, ast.For) and node.iter is outer and isinstance(node.target, ast.Name)):
+        return None
+    named = node.target.id
+    names = [one for part in node.body for one in ast.walk(part) if isinstance(one, ast.Name) and one.id == named]
+    elements = [one for name in names if isinstance(one := parents[name][0], ast.Subscript) and one.value is name]
+    stores = [one.lineno for one in elements if isinstance(one.ctx, ast.Store)]
+    first_store = min(stores, default=None)
+    # What is read behind it was changed for that, as for a log.
+    is_read = any(isinstance(one.ctx, ast.Load) and one.lineno > (first_store or 0) for one in elements)
+    return first_store if len(elements) == len(names) and not is_read else None
+
+
+class Flag(NamedTuple):
+    """A statement that sets an attribute of ``owner`` to False; ``is_of_parameters`` where a loop goes over these."""
+
+    owner: str
+    is_of_parameters: bool
+    line: int
+
+
+def flags_cleared(file: str, name: str) -> list[Flag]:
+    """The statements of a file that set an attribute ``name`` to False, but those of ``self``."""
+    is_cleared = any(f".{name}" in line and "False" in line for line in source_lines(file))
+    source = read_source(file) if is_cleared else None
+    found = []
+    for node in () if source is None else source.nodes:
+        if source is None or not isinstance(node, ast.Attribute) or node.attr != name:
+            continue
+        statement = source.statement(node)
+        value = statement.value if isinstance(statement, ast.Assign) else None
+        is_false = isinstance(value, ast.Constant) and value.value is False
+        if is_false and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) != "self":
+            found.append(Flag(ast.unparse(node.value), _is_of_parameters(source, node), node.lineno))
+    return found
+
+
+def reads_flag(file: str, name: str) -> bool:
+    """Whether a file reads the attribute ``name``: by itself, or by its name in a string, as ``getattr`` takes it.
+
+    Parameters have a flag ``requires_grad``: what a loop over these reads is that.
+    """
+    source = read_source(file) if any(name in line for line in source_lines(file)) else None
+    for node in () if source is None else source.nodes:
+        if isinstance(node, ast.Constant) and node.value == name:
+            return True
+        is_read = isinstance(node, ast.Attribute) and node.attr == name and isinstance(node.ctx, ast.Load)
+        if is_read and (source is None or name != _FLAG or not _is_of_parameters(source, node)):
+            return True
+    return False
+
+
+def sets_own_flag(file: str) -> bool:
+    """Whether a class of the file may have its own flag ``requires_grad``, or attributes are set by their names."""
+    source = read_source(file)
+    for node in () if source is None else source.nodes:
+        if isinstance(node, ast.Attribute) and (
+            node.attr == "__dict__" or (node.attr == _FLAG and ast.unparse(node) == f"self.{_FLAG}")
+        ):
+            return True
+        if isinstance(node, ast.Name) and node.id in ("setattr", "vars"):
+            return True
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == _FLAG:
+            return True
+    return False
+
+
+def _is_of_parameters(source: SourceFile, node: ast.AST) -> bool:
+    around = (one for one, _ in source.ancestors(node) if isinstance(one, (ast.For, ast.AsyncFor, *_COMPREHENSIONS)))
+    return any("parameters(" in ast.unparse(_iterated(one)) for one in around)
+
+
+_LOGS = frozenset({"print", "info", "debug", "warning", "log", "write", "append", "add_scalar", "set_postfix"})
+
+
+def reads_scale(file: str) -> bool:
+    """Whether a file reads the scale of a ``GradScaler`` for more than a log."""
+    source = read_source(file) if any("_scale" in line for line in source_lines(file)) else None
+    for node in () if source is None else source.nodes:
+        if source is not None and isinstance(node, ast.Attribute) and node.attr in ("get_scale", "_scale"):
+            statement = source.statement(node)
+            call = statement.value if isinstance(statement, ast.Expr) else None
+            if not (isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] in _LOGS):
+                return True
+    return False
+
+
+def _iterated(node: ast.AST) -> ast.AST:
+    return node.iter if isinstance(node, ast.For | ast.AsyncFor) else node
