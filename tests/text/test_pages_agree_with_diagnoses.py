@@ -26,6 +26,13 @@ CODES = [code for code in ALL_CODES if not code.startswith("GS7")]
 """What is read in the source alone, no run meets."""
 
 WRITES, STEPS = 33_000, 600
+LATER = """
+import torch
+
+w = torch.ones(3, requires_grad=True)
+w.exp().sum().backward()
+"""
+"""A right program, watched after each failing one: nothing of the earlier stretch is reported again."""
 
 
 def diagnosed(source, folder, mode="watch"):
@@ -62,6 +69,9 @@ def fault_of_failing(code, source, folder):
     came = (f"`{found.cause}`", found.silent, failure is None)
     if came != expected:
         return f"{came}, not {expected}"
+    later = fault_of_right(code, LATER, folder)
+    if later is not None:
+        return f"the next stretch of watching: {later}"
     helps = with_lines(found).fixes
     has_line = bool(helps and helps[0].lines)
     return (

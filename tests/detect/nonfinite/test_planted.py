@@ -5,7 +5,7 @@ import warnings
 from planted import planted
 
 import gradsan
-from forked import call_forked
+from forked import LIMIT, call_forked
 
 PROGRAMS, MORE = 20, 600
 
@@ -31,8 +31,9 @@ def search(seeds, folder):
 
 
 def test_the_planted_line_is_named_or_none(tmp_path, request):
-    many = MORE if request.config.getoption("--long") else PROGRAMS
-    found = call_forked(search, range(many), tmp_path)
+    is_long = request.config.getoption("--long")
+    many = MORE if is_long else PROGRAMS
+    found = call_forked(search, range(many), tmp_path, limit=900.0 if is_long else LIMIT)
     wrong = {
         seed: (told, program.line, program.round)
         for seed, (told, program) in found.items()

@@ -74,8 +74,8 @@ class OwnOperands(RoundDetector):
 
     def forget(self) -> None:
         super().forget()
-        self._states = self._since = self._followed = 0
-        self._lent = set()
+        self._states = self._followed = 0
+        self._since, self._lent = self._core.clock, set()
 
     def state_taken(self) -> None:
         """Open a round when a state is taken while an older one is kept; as ``KeptStates.on_older``."""

@@ -60,7 +60,7 @@ class SecondNames(Finder):
 
     def forget(self) -> None:
         super().forget()
-        self._read_to = 0
+        self._read_to = self._core.clock
         self._wait([])
 
     @_torch.hushed()
