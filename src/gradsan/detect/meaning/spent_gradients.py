@@ -7,15 +7,14 @@ one round is left alone, unless the source shows that they were to be accumulate
 is a program whose own code reads gradients. Where no step of these parameters comes until the end, and they keep their
 values, the step was forgotten.
 
-Rows: ``gradient_thrown_away``. Roles: ``gradient`` (a leaf that no other backward reached before the step, if there
-is one; ``values``: ``shape``, ``dtype``, ``device``, ``leaves``, ``is_refilled``, whether there is none,
-``is_part``, whether it is one of several to be accumulated), ``cleared``
-(its site; ``op``), ``stepped`` (the step that came too late, without a site if none came; ``name``, the optimizer's).
-``clip_without_effect``. Roles: ``clip`` (the call;
-``values``: ``kind``, ``empty`` where there was nothing to clip, ``run_out`` where it was given an exhausted
-generator, ``spent`` where it came after the step, ``of_last_step`` where the step that follows is for others,
-``dropped`` where it made a tensor that nothing takes,
-``others`` where no optimizer has what it was given, ``scaled`` where a ``GradScaler`` unscales later), ``stepped``.
+Rows: ``gradient_thrown_away``. Roles: ``gradient`` (a leaf that no other backward reached before the step, if any;
+``values``: ``shape``, ``dtype``, ``device``, ``leaves``, ``is_refilled``, whether there is none, ``is_part``, whether
+it is one of several to be accumulated), ``cleared`` (its site; ``op``), ``stepped`` (the step that came too late,
+without a site if none came; ``name``, the optimizer's).
+``clip_without_effect``. Roles: ``clip`` (the call; ``values``: ``kind``, ``empty`` where there was nothing to clip,
+``run_out`` where it was given an exhausted generator, ``spent`` where it came after the step, ``of_last_step`` where
+the step that follows is for others, ``dropped`` where it made a tensor that nothing takes, ``others`` where no
+optimizer has what it was given, ``scaled`` where a ``GradScaler`` unscales later), ``stepped``.
 ``result_dropped``, of a parameter: role ``written`` (the call; ``name``; ``op``; ``values``: ``shape``, ``dtype``,
 ``device``). ``update_dropped``, of a gradient (``g = g / n`` after ``g = p.grad``): role ``written``; ``op`` is that.
 And the row of :mod:`gradsan.detect.meaning.wrong_steps`.
@@ -103,10 +102,10 @@ class SpentGradients(RoundDetector):
         """Note the leaves, if optimizers have all of them and no hook is in the graph."""
         if self._core.open_steps:
             return False
-        owned = set(map(id, _torch.parameters_of(*(one for one, _ in self._making.optimizers()))))
-        if not owned:
+        trained = list(_torch.parameters_of(*self._optimizers()))
+        if not trained:
             return False
-        trained = _torch.parameters_of(*(one for one, _ in self._making.optimizers()))
+        owned = set(map(id, trained))
         self._owned = frozenset(map(_torch.storage_or_none, trained)) - {0}
         order = walk.engine_order(read_backward(entry).roots)
         leaves = [one for one in walk.leaves_of(order) if one.requires_grad]
@@ -117,10 +116,9 @@ class SpentGradients(RoundDetector):
             leaves = []
         self._leaves = [_torch.weak_tensor(one) for one in reversed(leaves)]
         self._gradients, self._refilled, self._dropped = [], [], {}
-        self._taken.clear()
-        self._bound.clear()
+        for one in (self._taken, self._bound, self._storages):
+            one.clear()
         self._is_read = self._is_clipped = self._is_suspect = False
-        self._storages.clear()
         self._begun, self._is_scaled = entry.clock, self._calls_of_program.is_scaled(entry.outputs)
         self._calls_of_program.begin()
         self._listeners.call_after_backward(self.after_backward)
@@ -340,14 +338,22 @@ class SpentGradients(RoundDetector):
         if used or moved:
             self._used.add(key)
         # One loss often reaches parameters that another trains: they are cleared, and refilled before their step.
-        is_idle = is_whole or (bool(later) and not self._is_filled_between(gradients, first, later[0]))
-        if key not in self._used and is_alone and is_idle and self._is_second(key):
+        leaves = [one.leaf() for one in gradients]
+        is_idle = is_whole or (bool(later) and not self._are_refilled(leaves, first, later[0]))
+        is_idle = is_idle and is_alone and key not in self._used
+        if is_idle and not self._has_other_gradient(gradients, first, later[0]) and self._is_second(key):
             self._report_cleared(entry, first, later[0], gradients)
         return not (used or moved)
 
-    def _is_filled_between(self, gradients: list[_Gradient], first: Clearing, step: StepRecord) -> bool:
+    def _has_other_gradient(self, gradients: list[_Gradient], first: Clearing, step: StepRecord) -> bool:
+        """Whether the step has moved a leaf whose gradient went to None, by one that the program has set itself."""
+        moved = {at for at, old, new in zip(step.storages, step.before, step.after, strict=False) if old != new}
+        gone = [one.leaf() for one in gradients if one.own in moved and one.memory.expired()]
+        return bool(gone) and not self._are_refilled(gone, first, step)
+
+    def _are_refilled(self, leaves: list[Any], first: Clearing, step: StepRecord) -> bool:
         between = [reached for clock, reached in self._refilled if first.clock < clock < step.clock]
-        return any(id(one.leaf()) in reached for one in gradients for reached in between)
+        return any(id(leaf) in reached for leaf in leaves for reached in between)
 
     def _report_cleared(
         self,
@@ -358,11 +364,9 @@ class SpentGradients(RoundDetector):
         *,
         is_part: bool = False,
     ) -> None:
-        between = [reached for clock, reached in self._refilled if first.clock < clock < step.clock]
         leaves = [leaf for one in gradients if (leaf := one.leaf()) is not None]
-        starved = [leaf for leaf in leaves if not any(id(leaf) in reached for reached in between)]
-        frame = sys._getframe(1)
-        if len(leaves) < len(gradients) or program_reads_gradients(frame):
+        starved = [leaf for leaf in leaves if not self._are_refilled([leaf], first, step)]
+        if len(leaves) < len(gradients) or program_reads_gradients(frame := sys._getframe(1)):
             return
         leaf = (starved or leaves)[0]
         facts = {

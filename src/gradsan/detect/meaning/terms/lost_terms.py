@@ -2,7 +2,8 @@
 
 ``adversarial = criterion(D(fake.detach()))`` in the loss of the generator fills the gradients of ``D``; the generator's
 optimizer steps, and those of ``D`` are cleared. Checked in the 2nd, 4th, 8th and 16th round of a line whose loss is a
-sum, if several optimizers have stepped: the use of each term's gradients is checked at the backward calls
+sum, and in the two next ones, as optimizers may take turns at it, if several have stepped: the use of each term's
+gradients is checked at the backward calls
 that follow. A term is reported if its gradients went unused in two of these rounds and were never used before.
 
 A term may have no gradient for other parameters by its nature, like ``judge(real).mean()`` in a loss that both
@@ -30,14 +31,16 @@ from gradsan import _torch, source
 from gradsan.detect.kept_gradients import program_reads_gradients
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Site
+from gradsan.record.backwards import PastBackward
 from gradsan.record.detector import Finder, Run
 from gradsan.record.ledger import call_that_made
 from gradsan.record.log import RawStack, logged_writes
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import RawBackward, read_backward
+from gradsan.record.steps import RawBackward, StepRecord, read_backward
 
 ROW = "term_lost"
 _ROUNDS = (2, 4, 8, 16)
+_TURNS = 2
 _TERMS = 16
 _CALLS_AWAITED = 32
 _CLEARS = frozenset({"zero_", "_foreach_zero_"})
@@ -59,7 +62,11 @@ class _Term:
     gradients: list[int]
     others: list[int]
     clues: tuple[Clue, ...]
+    made: RawStack | None
+    """The call that made the loss."""
     calls: int = 0
+    is_cleared: bool = False
+    """Whether its gradients are gone, while the step of the other terms is awaited."""
 
 
 class LostTerms(Finder):
@@ -69,6 +76,8 @@ class LostTerms(Finder):
         super().__init__(run)
         self._steps, self._optimizers, self._backwards = run.steps, run.stepped_optimizers, run.backwards
         self._waiting: list[_Term] = []
+        self._turns: dict[RawStack, tuple[int, int]] = {}
+        """How many of a line's next backward calls are to be looked at, and the clock of the last one that was."""
         self._rounds_at = self._notes(collections.Counter[Hashable]())
         self._phases = self._notes(dict[Hashable, set[Any]]())
         """The lines whose losses have a term made at one place, by that place and the memory of a leaf."""
@@ -76,20 +85,26 @@ class LostTerms(Finder):
     def forget(self) -> None:
         super().forget()
         self._waiting.clear()
+        self._turns.clear()
         self._listen(False)
 
     @_torch.hushed()
     def before_round(self, entry: RawBackward, rounds: int) -> None:
-        if rounds not in _ROUNDS or not entry.accumulates or len(self._waiting) >= _TERMS:
-            return
+        if rounds in _ROUNDS and entry.accumulates and len(self._optimizers()) > 1:
+            self._turns[entry.stack] = _TURNS, entry.clock
+            self._listen(True)
+            self._note_terms(entry)
+
+    def _note_terms(self, entry: RawBackward) -> None:
         optimizers = self._optimizers()
-        if len(optimizers) < 2:
+        if len(self._waiting) >= _TERMS:
             return
         roots = read_backward(entry).roots
         terms = _terms(roots[0]) if len(roots) == 1 else []
         if not 2 <= len(terms) <= _TERMS:
             return
         owned = set(map(id, _torch.parameters_of(*optimizers)))
+        whole = call_that_made(self._core, _torch.node_sequence(roots[0]), entry.thread)
         reached = [[leaf for leaf in walk.leaves_of(walk.engine_order([term])) if id(leaf) in owned] for term in terms]
         for term, leaves in zip(terms, reached, strict=True):
             own = {id(one) for one in leaves}
@@ -120,6 +135,7 @@ class LostTerms(Finder):
                     [],
                     [_torch.storage_or_none(one) for one in others],
                     clues,
+                    None if whole is None else whole.stack,
                 )
             )
             self._listen(True)
@@ -143,7 +159,13 @@ class LostTerms(Finder):
                 self._waiting.append(one)
             elif one.gradients and entry.thread == one.thread and one.calls <= _CALLS_AWAITED:
                 self._judge(one)
-        if not self._waiting:
+        left, clock = self._turns.get(entry.stack, (0, 0))
+        if left and entry.accumulates and entry.clock > clock:
+            self._turns.pop(entry.stack)
+            if left > 1:
+                self._turns[entry.stack] = left - 1, entry.clock
+            self._note_terms(entry)
+        if not (self._waiting or self._turns):
             self._listen(False)
 
     def _listen(self, wanted: bool) -> None:
@@ -152,6 +174,9 @@ class LostTerms(Finder):
 
     def _judge(self, one: _Term) -> None:
         steps = [record for record in self._steps.steps if record.clock > one.clock]
+        if one.is_cleared:
+            self._report_unused(one, steps)
+            return
         writes = logged_writes(self._core, one.clock)
         own = set(one.storages)
         if any(not own.isdisjoint(record.storages) for record in steps):
@@ -170,32 +195,47 @@ class LostTerms(Finder):
         if self._was_used(one, own):
             self._described.add(one.key)
             return
-        others = set(one.others)
-        step = next((record for record in steps if not others.isdisjoint(record.storages)), None)
         if not cleared or not any(cleared):
             # Still there: a later step may use it.
             self._waiting.append(one)
-        elif all(cleared) and step is not None:
-            self._rounds_at[one.key] += 1
-            if self._rounds_at[one.key] > 1 and one.key not in self._described:
-                self._described.add(one.key)
-                is_cut = next(clue.values["is_cut"] for clue in one.clues if clue.role == "term")
-                in_turn = len(self._phases[one.place]) > 1
-                if not is_cut and (in_turn or program_reads_gradients(sys._getframe(1))):
-                    return
-                clues = (*one.clues, Clue("stepped", symbolise(step.stack), name=step.optimizer))
-                self._report_at(ROW, one.stack, *clues)
+        elif all(cleared):
+            self._report_unused(one, steps)
+
+    def _report_unused(self, one: _Term, steps: list[StepRecord]) -> None:
+        """Report a term whose gradients were cleared, once the other terms have been used."""
+        others = set(one.others)
+        step = next((record for record in steps if not others.isdisjoint(record.storages)), None)
+        if step is None:
+            one.is_cleared = True
+            self._waiting.append(one)
+            return
+        self._rounds_at[one.key] += 1
+        if self._rounds_at[one.key] > 1 and one.key not in self._described:
+            self._described.add(one.key)
+            is_cut = next(clue.values["is_cut"] for clue in one.clues if clue.role == "term")
+            in_turn = len(self._phases[one.place]) > 1
+            if not is_cut and (in_turn or program_reads_gradients(sys._getframe(1))):
+                return
+            clues = (*one.clues, Clue("stepped", symbolise(step.stack), name=step.optimizer))
+            self._report_at(ROW, one.stack, *clues)
 
     def _was_used(self, one: _Term, own: set[int]) -> bool:
-        """Whether a step used the gradients that an earlier backward of this line had left."""
+        """Whether a step used the gradients that an earlier backward of this line, of such a loss, had left."""
         calls = [call for call in self._backwards.before_in_thread(one.clock) if call.via == "backward"]
         ends = [*(call.clock for call in calls[1:]), one.clock]
-        turns = [(call.clock, end) for call, end in zip(calls, ends, strict=True) if call.stack is one.stack]
+        turns = [(call.clock, end) for call, end in zip(calls, ends, strict=True) if self._is_of(one, call)]
         return any(
             begun < record.clock < end and not own.isdisjoint(record.storages)
             for begun, end in turns
             for record in self._steps.steps
         )
+
+    def _is_of(self, one: _Term, call: PastBackward) -> bool:
+        """Whether an earlier backward is of the term's line, and its loss, if known, was made at the same place."""
+        if call.stack is not one.stack:
+            return False
+        made = call_that_made(self._core, call.root_sequence, call.thread)
+        return made is None or one.made is None or made.stack is one.made
 
 
 def _is_cut(term: Site, used: Site) -> bool:
