@@ -127,6 +127,7 @@ class Watching:
             lambda optimizer: guard.run(partial(run.get(Uncounted).stepped, optimizer)),
         )
         self._settling.on_first = self._on_first_step
+        self._settling.on_later = lambda optimizer: guard.run(partial(run.get(SpentGradients).later_step, optimizer))
         # What sharded groups hold comes and goes; GS217 reports what changed, and copies would undo what it is for.
         self.deep = run.put(
             Deep(

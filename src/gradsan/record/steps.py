@@ -239,6 +239,8 @@ class Settling:
         self._waiting: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
         self.on_first: Callable[[Any], None] = lambda optimizer: None
         """Called after the first step of each optimizer, while its gradients exist."""
+        self.on_later: Callable[[Any], None] = lambda optimizer: None
+        """Called now and then after a later step."""
         core.on_step_begin, core.on_step_end = self.before_step, self.after_step
 
     def look_again(self) -> None:
@@ -277,6 +279,7 @@ class Settling:
                     self._first(optimizer, sys._getframe(1))
         if optimizer in self._due:
             self._due.discard(optimizer)
+            self.on_later(optimizer)
             if _without_gradient(optimizer):
                 with _torch.hushed():
                     self._later(optimizer, sys._getframe(1))

@@ -16,6 +16,8 @@ from gradsan.record._writer_pure import is_relay
 from gradsan.record.log import Core, RawStack
 from gradsan.record.patches import Patches, standing
 
+_HOOKED = "BackwardHookFunctionBackward"
+
 
 class HookedSave:
     """A save packed by the program's own hooks: the packed object, and the tensors in it that alias the original.
@@ -155,6 +157,11 @@ _KEY = "gradsan.hooks"
 def has_tensor_hooks(node: Node) -> bool:
     """Whether a hook was registered on an output of a Node; it may have been removed since."""
     return _KEY in _torch.metadata_of(node)
+
+
+def may_look(node: Node) -> bool:
+    """Whether code of the program's reads gradients on their way: a hook, or the backward of a Function."""
+    return node.name() == _HOOKED or has_tensor_hooks(node) or _torch.is_custom_node(node)
 
 
 class TensorHooks:

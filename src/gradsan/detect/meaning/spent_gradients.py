@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.autograd.graph import Node
 
 from gradsan import _torch, source
 from gradsan.detect.kept_gradients import program_reads_gradients
@@ -43,7 +42,7 @@ from gradsan.record.detector import Run
 from gradsan.record.log import RawStack, RawWrite, logged_writes
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, StepRecord, read_backward
-from gradsan.record.user_hooks import has_tensor_hooks
+from gradsan.record.user_hooks import may_look
 
 if TYPE_CHECKING:
     from gradsan.detect.meaning.idle_clips import IdleClip
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
 THROWN, CLIPPED, DROPPED = "gradient_thrown_away", "clip_without_effect", "result_dropped"
 BOUND = "update_dropped"
 _NO_READ = CLEARS | {"detach", "detach_", "requires_grad_", "_amp_foreach_non_finite_check_and_unscale_"}
-_HOOKED = "BackwardHookFunctionBackward"
 _CLAMPS = frozenset({"clamp", "clip", "clamp_min", "clamp_max", "nan_to_num"})
 _OUT_OF_PLACE = _CLAMPS | {"lerp", "add", "sub", "mul", "div", "addcmul", "addcdiv"}
 _OPERATORS = frozenset({"__add__", "__sub__", "__mul__", "__truediv__", "__radd__", "__rsub__", "__rmul__"})
@@ -111,7 +109,7 @@ class SpentGradients(RoundDetector):
         leaves = [one for one in walk.leaves_of(order) if one.requires_grad]
         is_plain = all(type(one) in _torch.PLAIN_TENSORS and id(one) in owned for one in leaves)
         has_hooks = any(_torch.has_leaf_hooks(one) for one in leaves)
-        is_hooked = has_hooks or any(_may_look(node) for node in order)
+        is_hooked = has_hooks or any(map(may_look, order))
         if not is_plain or is_hooked or any(True for _ in naming.find(sys._getframe(1), _keeps_gradient)):
             leaves = []
         self._leaves = [_torch.weak_tensor(one) for one in reversed(leaves)]
@@ -144,6 +142,13 @@ class SpentGradients(RoundDetector):
             if clue.site not in self._described:
                 self._described.add(clue.site)
                 self._report_at(UNREAD, stack, clue, Clue("stepped", name=type(optimizer).__name__))
+
+    @_torch.hushed()
+    def later_step(self, optimizer: Any) -> None:
+        """Check a later step of an optimizer: what it has moved although it is frozen."""
+        from gradsan.detect.meaning.wrong_steps import frozen_step
+
+        self._report_wrong(frozen_step(self._steps.steps, optimizer))
 
     @_torch.hushed()
     def settle(self) -> None:
@@ -224,8 +229,7 @@ class SpentGradients(RoundDetector):
         if self._is_scaled and self._gradients and not (self._is_read or self._is_clipped):
             from gradsan.detect.meaning.wrong_steps import scaled_step
 
-            pairs = [(one.own, one.storage) for one in self._gradients]
-            later = [clock for clock, _ in self._refilled]
+            pairs, later = [(one.own, one.storage) for one in self._gradients], [clock for clock, _ in self._refilled]
             wrong = scaled_step(entry.stack, self._calls_of_program, steps, writes, pairs, later, self._optimizers())
             self._is_suspect = wrong is not None and wrong.stack not in self._described
             if wrong is not None and self._is_second(wrong.stack):
@@ -242,7 +246,8 @@ class SpentGradients(RoundDetector):
         return [one for one, _ in self._making.optimizers()]
 
     def _report_wrong(self, wrong: WrongStep | None) -> None:
-        if wrong is not None:
+        if wrong is not None and self._described.isdisjoint([key := (wrong.kind, wrong.stack)]):
+            self._described.add(key)
             self._report_at("step_without_its_gradients", wrong.stack, *wrong.clues())
 
     def _judge_dropped(self, entry: RawBackward, steps: list[StepRecord]) -> None:
@@ -409,11 +414,6 @@ class SpentGradients(RoundDetector):
             return False
         self._described.add(key)
         return True
-
-
-def _may_look(node: Node) -> bool:
-    """Whether code of the program's reads gradients on their way: a hook, or the backward of a Function."""
-    return node.name() == _HOOKED or has_tensor_hooks(node) or _torch.is_custom_node(node)
 
 
 def _keeps_gradient(tensor: torch.Tensor) -> bool:

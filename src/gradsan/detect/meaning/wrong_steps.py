@@ -4,12 +4,13 @@ Gradients of ``scaler.scale(loss).backward()`` that reach a step of PyTorch's ow
 unscaled, read or written them. Steps between which no backward runs and no gradient is cleared, where the source shows
 that an ``if`` of the same loop chose the backward, and no round lacks a loss: a phase of validation that steps.
 A closure of LBFGS, evaluated several times in a step, that leaves the gradients as they were. And a program that
-records a graph and steps, round after round, without any backward.
+records a graph and steps, round after round, without any backward. A parameter that was frozen, and has a gradient of
+zeros, which momentum or weight decay moves all the same.
 
 And ``requires_grad = False`` that was set on a module, or misspelt, while an optimizer updates the parameters.
 
 Row: ``step_without_its_gradients``. Roles: ``stepped`` (the step; ``name``, the optimizer's; ``values``: ``kind``,
-``scaled``, ``again``, ``closure`` or ``no_backward``), ``filled`` (the backward that has filled the gradients).
+``scaled``, ``again``, ``closure``, ``no_backward`` or ``frozen``), ``filled`` (the backward that has filled them).
 Row: ``flag_unread``. Roles: ``written`` (the statement; ``name``, its owner; ``op``, the attribute), ``stepped``.
 """
 
@@ -129,6 +130,26 @@ def steps_at_the_end(
             if len(found) >= _PAIRS and filled is not None and stack not in reported and _is_beside(stack, filled):
                 reported.add(stack)
                 yield WrongStep("again", stack, found[-1].optimizer, filled)
+
+
+def frozen_step(steps: list[StepRecord], optimizer: Optimizer) -> WrongStep | None:
+    """Return the step that an optimizer has just made, if it moved a frozen parameter beside trained ones.
+
+    Without a gradient (None) it would have let it alone; a gradient that is not zero may be set by hand.
+    """
+    record = next((one for one in reversed(steps) if one.identity == id(optimizer)), None)
+    if record is None or not any(one.requires_grad for one in _torch.parameters_of(optimizer)):
+        return None
+    moves = zip(record.storages, record.before, record.after, strict=False)
+    moved = {storage for storage, before, after in moves if before != after}
+    for group in optimizer.param_groups:
+        for one in group["params"]:
+            is_frozen = not one.requires_grad and one.grad is not None and _torch.storage_or_none(one) in moved
+            held = optimizer.state.get(one, {}).values() if is_frozen else ()
+            coasts = any(torch.is_tensor(it) and it.shape == one.shape and bool(it.any()) for it in held)
+            if is_frozen and (coasts or group.get("weight_decay")) and not one.grad.any():
+                return WrongStep("frozen", record.stack, record.optimizer)
+    return None
 
 
 def unfed_closure(core: Core, steps: list[StepRecord], optimizer: Optimizer) -> WrongStep | None:

@@ -71,7 +71,7 @@ class KeptStates(Finder):
         self._operands, self._steps = run.get(OwnOperands), run.steps
         self._states = self._notes(list[_State]())
         self._scores = self._notes(dict[RawStack, frozenset[str]]())
-        self._given_own = self._notes(dict[Hashable, int]())
+        self._given_own = self._notes(dict[Hashable, tuple[int, int]]())
         self._searches = 0
 
     def forget(self) -> None:
@@ -190,15 +190,19 @@ class KeptStates(Finder):
 
     def _given_itself(self, module: nn.Module, tensor: torch.Tensor, stack: RawStack, running: FrameType) -> None:
         """Check a module given its own current state, with ``tensor`` in it: that copy is the only write to expect."""
-        before = self._given_own.get(stack)
-        self._given_own[stack] = version = int(tensor._version)
-        if before is None or version <= before + 1 or stack in self._described:
+        before, clock = self._given_own.get(stack, (None, 0))
+        self._given_own[stack] = version, _ = int(tensor._version), self._core.clock
+        if before is None or stack in self._described:
+            return
+        is_trained = version > before + 1
+        # What nobody has trained or written, while others were trained, was to be given the state of one of them.
+        if not is_trained and not any(one.clock > clock for one in self._steps.steps):
             return
         self._described.add(stack)
         site = symbolise(stack)
         frame = site.user_frame
         taker, named = (None, None) if frame is None else (source.method_receiver(frame), source.state_given(frame))
-        if frame is None or taker is None or named is None or taker == named:
+        if frame is None or taker is None or named is None or (taker == named) is is_trained:
             return
         # ``average = deepcopy(net) if args.average else net`` is the same on purpose.
         if source.is_bound_by_choice(frame, taker) or source.is_bound_by_choice(frame, named):
@@ -208,7 +212,8 @@ class KeptStates(Finder):
         holders = [value_of(running, one.rpartition(".")[0]) for one in (taker, named)]
         if holders[0] is holders[1] and value_of(running, named) is module:
             written = Clue("written", site, name=taker, op="load_state_dict", values=_torch.facts_of(tensor))
-            self._found(Failure("own_operand", "", "", site, (written, Clue("read", site, name=named)), raised=False))
+            row = "own_operand" if is_trained else "own_state"
+            self._found(Failure(row, "", "", site, (written, Clue("read", site, name=named)), raised=False))
 
     def _assigned(self, module: nn.Module, stack: RawStack, is_read: bool) -> None:
         """Check a module that takes another's tensors themselves, and read the ones before when they were trained."""

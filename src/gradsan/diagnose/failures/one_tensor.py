@@ -131,6 +131,21 @@ def own_operand(failure: Failure) -> Diagnosis | None:
     )
 
 
+def own_state(failure: Failure) -> Diagnosis | None:
+    """GS216, a warning, for a network that is given its own state again and again, and has got no other."""
+    written = failure.clue("written")
+    if written is None:
+        return None
+    values = {"written": written.name, "writer": label_texts.as_written(written.op)}
+    return _warning(
+        failure,
+        values,
+        labels=parts.label_of(written, "written", "label.own_state", values),
+        tensor=parts.tensor_of(written, written.name),
+        help_key="help.own_state",
+    )
+
+
 def parameters(failure: Failure) -> Diagnosis | None:
     """GS216, a note, for two parameters of an optimizer over one memory; they may be tied so on purpose."""
     first, second, frame = failure.clue("parameter"), failure.clue("second"), failure.site.user_frame
