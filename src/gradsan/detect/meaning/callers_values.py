@@ -33,24 +33,30 @@ def given_to(raw: RawWrite, written: Site) -> Iterator[Given]:
     """Yield the arguments that a write went to, from the innermost function outwards.
 
     ``forward`` may have passed its argument on: to a function of its own, or to an inner module. A call as a statement
-    is made for its write, and so is a call of a function named like an in-place one. What a method writes in ``self``
+    is made for its write, and so is a call of a function named like an in-place one; unless the function has detached
+    its argument, as if that made a copy. What a method writes in ``self``
     is the object's own state, whoever holds the object.
     """
     frames = written.frames
     position = max((at for at, frame in enumerate(frames) if frame.is_user), default=0)
     named = source.written_expression(frames[position], raw.op, frames[position + 1 :]) if frames else None
+    first = named
     while named is not None and position:
         own, here = frames[position], named
+        private = source.detached_for_copy(own, here) if here is first else None
         named = source.alias_of(own, named) or named
+        at = own
+        if private is not None:
+            at, named = private
         if _root(named) in ("self", "cls"):
             return
         outer = max((at for at, frame in enumerate(frames[:position]) if frame.is_user), default=None)
         if outer is None:
             return
-        given = source.callers_expression(named, own, frames[outer], frames[outer + 1 : position])
+        given = source.callers_expression(named, at, frames[outer], frames[outer + 1 : position])
         is_forward = own.function.endswith("forward") and _torch.is_module_call(frames[position - 1].file)
         is_taken = outer == position - 1 and not is_named_in_place(own.function) and source.takes_result(frames[outer])
-        if (is_forward or is_taken) and given is not None and _is_argument(named, own, raw):
+        if (is_forward or is_taken or private is not None) and given is not None and _is_argument(named, own, raw):
             yield Given(position, outer, named, here, given, is_forward)
         named = given
         position = outer

@@ -1,13 +1,14 @@
-"""Contents of a write: noise, a constant put into data, signs and rounded values."""
+"""Contents of a write: noise, a constant put into data, signs and rounded values, a value detached as if copied."""
 
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 
 from gradsan.heuristics import is_step_function
 from gradsan.model import Frame
 from gradsan.source.flow.reaching import binding_at, reaching
-from gradsan.source.identifiers import binds, chain_key, consumed_names, leaf_name
+from gradsan.source.identifiers import binds, chain_key, consumed_names, leaf_name, local_nodes
 from gradsan.source.locate import expression_at, statement_at
 from gradsan.source.methods import METADATA
 from gradsan.source.tree import FunctionNode, SourceFile, header_nodes
@@ -32,19 +33,22 @@ def adds_noise(frame: Frame) -> bool:
     return isinstance(operand, ast.expr) and _is_noise(operand, frame)
 
 
-def _is_noise(node: ast.expr, frame: Frame) -> bool:
+def _is_noise(node: ast.expr, frame: Frame, followed: frozenset[str] = frozenset()) -> bool:
+    """``followed`` are the names whose bindings led here: ``x = x.detach()`` is bound by itself."""
     match node:
         case ast.BinOp(left=left, op=ast.Mult() | ast.Div(), right=right):
-            return _is_noise(left, frame) or _is_noise(right, frame)
+            return _is_noise(left, frame, followed) or _is_noise(right, frame, followed)
         case ast.BinOp(left=left, op=ast.Add() | ast.Sub(), right=ast.Constant()):
-            return _is_noise(left, frame)
+            return _is_noise(left, frame, followed)
         case ast.UnaryOp(operand=operand):
-            return _is_noise(operand, frame)
+            return _is_noise(operand, frame, followed)
         case ast.Call(func=func):
-            return leaf_name(func) in _DRAWS or (isinstance(func, ast.Attribute) and _is_noise(func.value, frame))
-        case ast.Name(id=name):
+            is_draw = leaf_name(func) in _DRAWS
+            return is_draw or (isinstance(func, ast.Attribute) and _is_noise(func.value, frame, followed))
+        case ast.Name(id=name) if name not in followed:
             bound = binding_at(frame, name)
-            return bound is not None and bound.value is not None and _is_noise(bound.value, frame)
+            value = None if bound is None else bound.value
+            return value is not None and _is_noise(value, frame, followed | {name})
     return False
 
 
@@ -190,3 +194,40 @@ def _puts_constant(source: SourceFile, function: FunctionNode | None, node: ast.
         if isinstance(one, ast.Assign) and any(leaf_name(it) == key.rpartition(".")[2] for it in one.targets)
     ]
     return not any(isinstance(one, ast.Call | ast.Subscript | ast.BinOp) for one in given)
+
+
+def detached_for_copy(frame: Frame, name: str) -> tuple[Frame, str] | None:
+    """What the function of ``name -= ...`` at ``frame`` has detached, and where, if it keeps what ``name`` gives.
+
+    Whoever means to change the caller's tensor has no use for the new values, and needs no ``detach()``, unless the
+    tensor has a graph.
+    """
+    statement = statement_at(frame)
+    node = None if statement is None else statement.node
+    if statement is None or statement.scope is None or not isinstance(node, ast.AugAssign):
+        return None
+    bound = binding_at(frame, name)
+    value = None if bound is None else bound.value
+    if bound is None or not (isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute)):
+        return None
+    detached = chain_key(value.func.value)
+    if detached is None or value.func.attr != "detach" or chain_key(node.target) != name:
+        return None
+    later = (one for one in local_nodes(statement.scope) if isinstance(one, ast.stmt) and one.lineno > node.lineno)
+    is_kept = any(name in consumed_names(one) and _is_outlived(one, name) for one in later)
+    place = replace(frame, line=bound.statement.lineno, column=None, end_line=None, end_column=None)
+    return (place, detached) if is_kept else None
+
+
+def _is_outlived(statement: ast.stmt, name: str) -> bool:
+    """Whether what a statement computes outlives the call: it is returned, stored, or passed to another object."""
+    match statement:
+        case ast.Assign(targets=targets):
+            return any(isinstance(one, ast.Attribute | ast.Subscript) and chain_key(one) != name for one in targets)
+        case ast.AugAssign(target=target):
+            return isinstance(target, ast.Attribute | ast.Subscript)
+        case ast.Return():
+            return True
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=owner))):
+            return chain_key(owner) != name
+    return False
