@@ -23,7 +23,8 @@ def forget_collected(used: Site, updated: Site | None, held: tuple[Held, ...]) -
         if kept is None or not one.is_old:
             continue
         for frame in reversed(used.user_frames):
-            if not _belongs(one, frame):
+            is_global = one.function == "<module>" and one.file == frame.file
+            if not _belongs(one, frame) and not (is_global and source.is_global_here(frame, _root(kept))):
                 continue
             update = _update_beside(frame, updated)
             # ``kept = agent.moves``: the list is filled by its other name.
@@ -69,9 +70,10 @@ def detach_held(
             beside = [one for one in own if _is_beside(one, known[0]) or (whole and one.within == whole)]
             mine = [one for one in mine if one.path.startswith(f"{known[0]}[") and _is_nested(one)]
             mine = mine or (beside if len(beside) > 1 and not {one.path for one in beside} <= {*known} else [])
+            mine = mine or _of_like_objects(held, known[0])
         # A batch that each round draws anew holds old values, and carries none over.
         drawn = source.bound_each_round(frame.file, frame.line)
-        mine = [one for one in mine if re.split(r"[.\[]", one.path)[0] not in drawn]
+        mine = [one for one in mine if _root(one.path) not in drawn]
         # If one attribute carries values over, so do the others of the same object.
         mine += [one for one in held if one not in mine and any(_is_beside(one, kept.path) for kept in mine)]
         if not mine:
@@ -98,6 +100,23 @@ def _in_object(held: Held) -> bool:
 def _is_beside(held: Held, known: str) -> bool:
     """Whether it is an attribute of the object that ``known`` belongs to, or ``known`` itself."""
     return held.container == "object" and held.within is not None and held.within == known.rpartition(".")[0]
+
+
+def _of_like_objects(held: Sequence[Held], known: str) -> list[Held]:
+    """The attribute of the name of ``known`` in all objects of one model, where several carry it: layers of a kind."""
+    own = next((one for one in held if one.path == known and one.container == "object"), None)
+    like = [
+        one
+        for one in held
+        if own is not None
+        and (one.file, one.function, one.container) == (own.file, own.function, "object")
+        and (one.path.rpartition(".")[2], _root(one.path)) == (known.rpartition(".")[2], _root(known))
+    ]
+    return like if len(like) > 1 else []
+
+
+def _root(path: str) -> str:
+    return re.split(r"[.\[]", path)[0]
 
 
 def _is_nested(held: Held) -> bool:
@@ -332,7 +351,8 @@ def anew_or_cut(once: BuiltOnce) -> tuple[Fix, ...]:
             for one in (again, *without)
         ]
         return (*unsure[1:], again) if is_named else tuple(unsure)
-    return again, *without
+    # Nothing shows that the value is to stay: a line that takes its gradient is not suggested.
+    return again, *(replace(one, lines=(), kind="no_grad") for one in without[:1])
 
 
 def _cuts(once: BuiltOnce, values: dict[str, str | Message]) -> tuple[Fix, ...]:

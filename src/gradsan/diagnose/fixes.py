@@ -315,7 +315,7 @@ def _copy_for_autograd(facts: Facts) -> tuple[Fix, ...]:
         statement = source.statement_at(frame)
         read = [] if statement is None else source.consumed_names(statement)
         names = [name for name in dict.fromkeys(read) if _is_called(facts, name)]
-    change = source.clone_at_save(frame, names[0]) if len(names) == 1 else None
+    change = source.clone_at_save(frame, names[0], is_output=save.is_output) if len(names) == 1 else None
     if change is None:
         return ()
     return (

@@ -75,7 +75,7 @@ _NAMES = {
         "enter_once_more frames_between in_one_loop in_same_function in_same_loops is_item_of_loop "
         "is_read_afterwards is_read_between reads_what_it_binds shape_bound_at walked_over"
     ),
-    "flow.scopes": "Live",
+    "flow.scopes": "Live is_global_here",
     "flow.targets": (
         "Operation assigned_data called_operand mixed_operand operand_expressions operation_at own_difference "
         "target_and_operand written_expression"

@@ -62,6 +62,7 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     graphs.recompute_forward,
     chains.backward_for_own,
     graphs.rebuild_in_loop,
+    graphs.cut_once,
     loops.step_after_loop,
     arguments.not_reentrant,
     arguments.find_unused_parameters_in_ddp,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import islice
 
 from gradsan.heuristics import draws_batch
-from gradsan.model import Diagnosis, Fix, Label, Lines
+from gradsan.model import Diagnosis, Fix, Label, Lines, Message
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Edit, changed_lines, edited, text_with
 from gradsan.source.flow.bindings import method_receiver
@@ -25,6 +25,7 @@ from gradsan.source.rewrite.renewing import (
     run_again,
     run_again_for_next_round,
 )
+from gradsan.source.rewrite.suggest import detach_at
 from gradsan.source.tree import SourceFile, indentation_of
 
 
@@ -60,7 +61,7 @@ def recompute_forward(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 _REBUILT_CAUSES = blocks.STEPPED | {"graph_built_once", "same_loss_twice", "input_not_in_graph", blocks.SHARED}
 
 
-UPDATED = "label.updated_between"
+UPDATED, CUT_ONCE = "label.updated_between", "help.build_without_graph"
 
 
 def rebuild_in_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
@@ -91,6 +92,20 @@ def rebuild_in_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
             if fix is not None and fix not in found:
                 found.append(fix if silent is None else replace(fix, kind=silent.kind))
     return tuple(found)
+
+
+def cut_once(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """Detach a value that was computed before the rounds, where the diagnosis has it in words alone: not unasked."""
+    words = next((one for one in diagnosis.fixes if one.summary.key == CUT_ONCE), None)
+    name = None if words is None else words.summary.values.get("name")
+    if words is None or words.lines or not isinstance(name, str):
+        return ()
+    how = Message("fix.stays_or_follows", {"how": words.how_changed})
+    for label in blocks.labels(diagnosis, "bridge", "created", "saved"):
+        lines = changed_lines(label.frame.file, detach_at(label.frame, name))
+        if lines:
+            return (replace(words, kind="detach_built_once", lines=lines, how_changed=how),)
+    return ()
 
 
 def _moved(made: Label, used: Label, begun: Label | None, updated: Sequence[Label]) -> Iterator[Fix | None]:

@@ -10,14 +10,15 @@ The usual shape: the statistics of one network are copied into another, or avera
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from gradsan.diagnose.names import shared_level
 from gradsan.model import Diagnosis, Fix, Frame, Label
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Edit, apply_change, changed_lines, text_with
 from gradsan.source.flow.modules import DETACHED, object_cut
-from gradsan.source.flow.rounds import shape_bound_at
+from gradsan.source.flow.rounds import in_same_function, shape_bound_at
 from gradsan.source.flow.targets import target_at
 from gradsan.source.identifiers import chain_key, local_nodes
 from gradsan.source.locate import statement_at
@@ -77,11 +78,24 @@ def cut_where_bound(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     if diagnosis.cause not in _CAUSES or bridge is None or used is None or not isinstance(name, str):
         return ()
     bound, walked = statement_at(bridge.frame), statement_at(used.frame)
+    if _repeats_in_round(diagnosis, bridge.frame, blocks.user_frames(used)):
+        return ()
     known = any(fix.kind == "detach_carried_state" and fix.lines for fix in diagnosis.fixes)
     if not known or bound is None or walked is None or not set(bound.loops) <= set(walked.loops):
         return ()  # a loop of its own is a part of the round, through which its loss is to reach
     lines = changed_lines(bridge.frame.file, detach_at(bridge.frame, name))
     return (Fix.worded("help.detach_carried_state", {"bridge": name}, lines),) if lines else ()
+
+
+def _repeats_in_round(diagnosis: Diagnosis, bound_at: Frame, walked: Sequence[Frame]) -> bool:
+    """Whether a loop of a function that the round calls binds the state several times before its backward."""
+    for label in blocks.labels(diagnosis, "bridge", "saved"):
+        stack = blocks.user_frames(label)
+        within = stack[shared_level(stack, walked) + 1 :] if any(in_same_function(one, bound_at) for one in stack) else ()
+        places = [statement_at(one) for one in within]
+        if any(one is not None and one.loops for one in places):
+            return True
+    return False
 
 
 def _kept_by(frame: Frame) -> _Kept | None:

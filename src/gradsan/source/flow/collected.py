@@ -42,7 +42,8 @@ def forget_collected(frames: Sequence[Frame], name: str) -> tuple[Change, str] |
     scope = statement.function or source.module
     read = {chain_key(node) for node in ast.walk(scope) if isinstance(node, ast.Name | ast.Attribute)}
     beside = (f"{owner}.{other}" if owner else other for call in adding for other in _beside(source, call))
-    names = [name, *dict.fromkeys(one for one in beside if one != name and one in read)]
+    others = [*beside, *(_needed_beside(statement, owner, last) if owner else ())]
+    names = [name, *dict.fromkeys(one for one in others if one != name and one in read)]
     method = next(_emptying(source, last), None) if owner else None
     text = f"{owner}.{method}()" if method else f"del {', '.join(f'{one}[:]' for one in names)}"
     if not method and any(deque_made(source, one) is not None for one in names):
@@ -221,6 +222,29 @@ def _beside(source: SourceFile, call: ast.Call) -> Iterator[str]:
         other = _adds_to(node.value) if isinstance(node, ast.Expr) else None
         if other is not None:
             yield other
+
+
+def _needed_beside(statement: Statement, owner: str, last: str) -> Iterator[str]:
+    """The other lists of the same object from which the round's function computes the loss: rewards of log-probs.
+
+    Emptied alone, one would no longer be as long as the others.
+    """
+    source = statement.source
+    scope = statement.function or source.module
+    nodes = [one for one in local_nodes(scope) if isinstance(one, ast.stmt)]
+    needed, known = set(consumed_names(statement)), -1
+    while known < len(needed):
+        known = len(needed)
+        for node in nodes:
+            call = node.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
+            adds = call is not None and _adds_to(call) in needed
+            if adds or any(one.name in needed for one in bindings_of(node)):
+                needed |= set(consumed_names(node))
+    for one in sorted(needed):
+        holder, _, other = one.rpartition(".")
+        if holder == owner and other != last and (adding := list(_additions(source, other))):
+            if not (_is_bounded(source, one) or _is_renewed(source, one, owner) or _is_state(source, other, adding)):
+                yield one
 
 
 def _is_state(source: SourceFile, last: str, adding: Sequence[ast.Call]) -> bool:

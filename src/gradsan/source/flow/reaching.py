@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from gradsan.model import Frame
-from gradsan.source.identifiers import Binding, bindings_of, chain_key, consumed_names, leaf_name
+from gradsan.source.identifiers import Binding, bindings_of, chain_key, consumed_names, leaf_name, local_nodes
 from gradsan.source.locate import statement_at
-from gradsan.source.tree import header_nodes
+from gradsan.source.methods import BLANK
+from gradsan.source.tree import FunctionNode, header_nodes
 
 State = dict[str, frozenset["Definition"]]
 _MAX_ROUNDS = 20
@@ -104,6 +105,26 @@ def is_still_argument(body: list[ast.stmt], at: ast.stmt, name: str, passed: fro
         if not isinstance(one, ast.AugAssign) or not is_still_argument(body, one, name, passed | {one}):
             return False
     return True
+
+
+def keeps_binding(scope: FunctionNode | ast.Module, name: str, first: ast.AST, later: ast.stmt | None) -> bool:
+    """Whether ``name`` may be at ``later`` what it was at the statement ``first``, or what that bound it to."""
+    if isinstance(scope, ast.Lambda) or not isinstance(first, ast.stmt) or later is None:
+        return True
+    now = reaching(scope.body, later).get(name, frozenset())
+    if not now or any(isinstance(one.statement, ast.AugAssign | ast.Expr) for one in now):
+        return True  # changed in place: the same tensor
+    if any(one.name == name for one in bindings_of(first)):
+        return any(one.statement is first for one in now)
+    return bool(now & reaching(scope.body, first).get(name, now))
+
+
+def is_tensor_made_here(scope: FunctionNode | ast.Module, holder: ast.expr) -> bool:
+    """Whether all that ``scope`` binds to a name are tensors that it makes: ``rows = torch.empty(n, d)``."""
+    key = chain_key(holder)
+    statements = (one for one in local_nodes(scope) if isinstance(one, ast.stmt) and not isinstance(one, ast.AugAssign))
+    calls = [one.value for node in statements for one in bindings_of(node) if one.name == key and one.replaces]
+    return bool(calls) and all(isinstance(one, ast.Call) and leaf_name(one.func) in BLANK for one in calls)
 
 
 def runs_more_often(bound_at: Frame, used_at: Frame) -> bool:

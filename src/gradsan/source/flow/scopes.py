@@ -172,3 +172,15 @@ def set_later(scope: Scope, key: str) -> list[ast.stmt]:
             ):
                 found.append(node)
     return sorted(found, key=lambda node: node.lineno)
+
+
+def is_global_here(frame: Frame, name: str) -> bool:
+    """Whether the function at ``frame`` reads the module's variable ``name``, not one of its own."""
+    statement = statement_at(frame)
+    function = None if statement is None else statement.function
+    if statement is None or not isinstance(function, ast.FunctionDef):
+        return False
+    nodes = local_nodes(function)
+    is_declared = any(isinstance(one, ast.Global) and name in one.names for one in nodes)
+    is_read = any(isinstance(one, ast.Name) and one.id == name for one in ast.walk(function))
+    return is_read and (is_declared or not binds(function, name))

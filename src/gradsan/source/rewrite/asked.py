@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from gradsan.model import Frame, Lines
 from gradsan.source.change import Change, Edit, changed_lines, edited, insert_after, insert_before, with_keyword
 from gradsan.source.flow.cuts import cut_of, mode_around, mode_of_decorators
+from gradsan.source.flow.reaching import reaching
 from gradsan.source.flow.rounds import keep_graph
 from gradsan.source.flow.writing import definition_of
 from gradsan.source.identifiers import (
@@ -26,7 +27,7 @@ from gradsan.source.identifiers import (
     local_nodes,
 )
 from gradsan.source.intent.gradients import holders
-from gradsan.source.locate import Expression, expression_at, expressions_at, statement_at
+from gradsan.source.locate import Expression, Statement, expression_at, expressions_at, statement_at
 from gradsan.source.tree import SourceFile, header_nodes
 
 _TAKES_METHOD = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)
@@ -245,14 +246,30 @@ def wanted_where_bound(frame: Frame, name: str) -> Change | None:
             return (
                 insert_before(source, bound.node.body[0], text, "wanted") if isinstance(bound.node, ast.For) else None
             )
+        if _is_computed_before(statement, bound.span.end_line):
+            return None
         return insert_after(source, bound.node, text, "wanted")
     function = statement.function
     if made is None and isinstance(function, ast.FunctionDef) and statement.node in function.body:
         is_given = name in {one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)}
         start = function.body[1:] if ast.get_docstring(function, clean=False) is not None else function.body
         is_bound = any(one.name == name for node in ast.walk(function) for one in _bound_by(node))
+        is_bound = is_bound or _is_computed_before(statement, function.lineno)
         return insert_before(source, start[0], text, "wanted") if is_given and not is_bound and start else None
     return None
+
+
+def _is_computed_before(statement: Statement, line: int) -> bool:
+    """Whether what ``torch.autograd.grad`` differentiates was computed before ``line``: by a caller, or further up."""
+    calls = [one for one in header_nodes(statement.node) if isinstance(one, ast.Call) and leaf_name(one.func) == "grad"]
+    given = [
+        *(one.args[0] for one in calls if one.args),
+        *(pair.value for one in calls for pair in one.keywords if pair.arg == "outputs"),
+    ]
+    if len(given) != 1 or not isinstance(given[0], ast.Name) or statement.scope is None:
+        return False
+    found = reaching(statement.scope.body, statement.node).get(given[0].id, frozenset())
+    return all(one.statement is None or one.statement.lineno <= line for one in found)
 
 
 def _bound_by(node: ast.AST) -> list[Binding]:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from gradsan.heuristics import is_layers_parameter
 from gradsan.source.change import Change, Edit, edited
-from gradsan.source.flow.reaching import is_still_argument
+from gradsan.source.flow.reaching import is_still_argument, is_tensor_made_here, keeps_binding
 from gradsan.source.flow.targets import aliased_expression
 from gradsan.source.flow.writing import written_root
 from gradsan.source.identifiers import bindings_of, binds, chain_key, constant_key, leaf_name, local_nodes, parameters
@@ -254,7 +254,12 @@ def _has_alias(source: SourceFile, scope: FunctionNode | ast.Module, written: as
             if root is None or names[0] == names[1] or written.id not in names:
                 continue
             other = root if names[0] == written.id else target
-            if not isinstance(other, ast.Name) or _may_be_read_after(source, scope, other.id, written):
+            if isinstance(other, ast.Subscript) and other is target and is_tensor_made_here(scope, other.value):
+                continue  # ``rows[i] = x`` copies the numbers
+            if not isinstance(other, ast.Name):
+                return True
+            is_same = keeps_binding(scope, other.id, node, source.statement(written))
+            if is_same and _may_be_read_after(source, scope, other.id, written):
                 return True
     return False
 

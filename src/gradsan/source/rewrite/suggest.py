@@ -70,11 +70,11 @@ def clone_before(frame: Frame, op: str, *, value_first: bool = False) -> Change 
     return change or insert_before(source, found[0].statement, f"{name} = {name}.clone()", "clone_before", notes)
 
 
-def clone_at_save(frame: Frame, name: str) -> Change | None:
+def clone_at_save(frame: Frame, name: str, *, is_output: bool = True) -> Change | None:
     """The line of ``frame`` with a copy of ``name`` instead of ``name`` itself, so that autograd saves the copy.
 
     Where the statement binds ``name``, its result is copied instead: the name then refers to a copy of the saved
-    tensor.
+    tensor. Not where an operation within it saved what it read: ``k`` of ``k = f(y + dt * k)``.
     """
     statement = _only(place for place in statements_at(frame) if _touches(place, name))
     if statement is None:
@@ -84,6 +84,8 @@ def clone_at_save(frame: Frame, name: str) -> Change | None:
     within = operations[0] if len(operations) == 1 else node
     # ``x /= x.std()``: the copy is for ``std``.
     is_operand = isinstance(node, ast.AugAssign) and any(one is within for one in ast.walk(node.value))
+    if not is_output and isinstance(node, ast.Assign) and within is not node:
+        is_operand = any(_reads_whole(source, place, name) for place in _own(within))
     if name in assigned_names(node) and not is_operand:
         binding = _binding(node, name)
         if binding is None:
