@@ -128,6 +128,13 @@ def with_lines(diagnosis: Diagnosis) -> Diagnosis:
         first[fix.kind] if not fix.lines and fix.kind in first and first[fix.kind].lines not in known else fix
         for fix in diagnosis.fixes
     ]
+    cut = first.get("detach_built_once")
+    if cut is not None and any(fix.lines and fix.kind == "recompute_forward" for fix in fixes):
+        # Behind the line that keeps the gradient; alone, it would be taken for the fix.
+        fixes = [
+            replace(cut, how_changed=fix.how_changed) if fix.summary.key == graphs.CUT_ONCE and not fix.lines else fix
+            for fix in fixes
+        ]
     fixes = [*(one for one in candidates if one.kind == "differentiate_base" and one not in fixes), *fixes]
     if fixes and fixes[0].meaning == "preserved":
         fixes.sort(key=lambda fix: not fix.lines or fix.meaning != "preserved")
