@@ -91,9 +91,9 @@ def _repeats_in_round(diagnosis: Diagnosis, bound_at: Frame, walked: Sequence[Fr
     """Whether a loop of a function that the round calls binds the state several times before its backward."""
     for label in blocks.labels(diagnosis, "bridge", "saved"):
         stack = blocks.user_frames(label)
-        within = stack[shared_level(stack, walked) + 1 :] if any(in_same_function(one, bound_at) for one in stack) else ()
-        places = [statement_at(one) for one in within]
-        if any(one is not None and one.loops for one in places):
+        places = [statement_at(one) for one in stack[shared_level(stack, walked) + 1 :]]
+        is_of_binding = any(in_same_function(one, bound_at) for one in stack)
+        if is_of_binding and any(one is not None and one.loops for one in places):
             return True
     return False
 

@@ -242,9 +242,10 @@ def _needed_beside(statement: Statement, owner: str, last: str) -> Iterator[str]
                 needed |= set(consumed_names(node))
     for one in sorted(needed):
         holder, _, other = one.rpartition(".")
-        if holder == owner and other != last and (adding := list(_additions(source, other))):
-            if not (_is_bounded(source, one) or _is_renewed(source, one, owner) or _is_state(source, other, adding)):
-                yield one
+        adding = list(_additions(source, other)) if holder == owner and other != last else []
+        is_other = _is_bounded(source, one) or _is_renewed(source, one, owner) or _is_state(source, other, adding)
+        if adding and not is_other:
+            yield one
 
 
 def _is_state(source: SourceFile, last: str, adding: Sequence[ast.Call]) -> bool:

@@ -154,8 +154,7 @@ def after_round(frames: Sequence[Frame], text: str, kind: str) -> Change | None:
     if not known or len(known) < len(statements):
         return None
     source = known[0].source
-    # A module runs once: outside of its loops, the rounds are within what it calls.
-    is_once = known[0].function is None and not any(one.loops for one in known)
+    is_once = known[0].function is None and not any(one.loops for one in known)  # a call in a module runs the rounds
     if is_once or any(one.source is not source or one.function is not known[0].function for one in known):
         return None
     block = _common_block(source, [one.node for one in known])
