@@ -484,6 +484,7 @@ def test_tables_of_names_fit_the_installed_torch():
     from gradsan.source import methods
 
     in_place = [name for name in dir(torch.Tensor) if methods.is_inplace_name(name) and not name.startswith("_")]
+    assert set(in_place) <= methods.INPLACE_METHODS
     special = methods.OVERWRITING | methods.WITHOUT_COUNTERPART | methods.CHANGING_METADATA
     assert [name for name in in_place if name not in special and not hasattr(torch.Tensor, name[:-1])] == []
     changes_dtype = []

@@ -13,7 +13,7 @@ from typing import Literal
 
 from gradsan.model import Frame
 from gradsan.source.locate import Expression, Statement, statement_at
-from gradsan.source.methods import ADDING, CHANGING_METADATA, OVERWRITING, is_inplace_name
+from gradsan.source.methods import ADDING, CHANGING_METADATA, OVERWRITING, is_inplace_method, is_inplace_name
 from gradsan.source.tree import FunctionNode, SourceFile
 
 Standing = Literal["namespace", "value", "unknown"]
@@ -264,7 +264,7 @@ def _bound_inside(statement: ast.stmt) -> Iterator[Binding]:
             key = chain_key(node.func.value)
             # ``hs.add(h)`` alone fills a set; ``y = x.add(h)`` is arithmetic.
             adds = node.func.attr in ADDING and isinstance(statement, ast.Expr) and statement.value is node
-            writes = is_inplace_name(node.func.attr) and node.func.attr not in CHANGING_METADATA
+            writes = is_inplace_method(node.func.attr) and node.func.attr not in CHANGING_METADATA
             if key is not None and (adds or writes):
                 value = node.args[-1] if node.args else None
                 forgets = node.func.attr in _FORGETTING

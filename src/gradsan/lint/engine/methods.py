@@ -24,7 +24,7 @@ from gradsan.lint.engine.values import (
     Value,
     words,
 )
-from gradsan.source.methods import ALIASING_METHODS, CHANGING_METADATA, PIECES, is_inplace_name
+from gradsan.source.methods import ALIASING_METHODS, CHANGING_METADATA, PIECES, is_inplace_method, is_inplace_name
 
 _EXPANDING = frozenset({"expand", "expand_as", "broadcast_to"})
 # Certain views; other ALIASING_METHODS may copy.
@@ -88,7 +88,7 @@ class Methods(Modules):
                 return found
             if without_gradient(name) and name not in ("detach", "detach_", "numpy", "item", "tolist"):
                 return Tensor((Memory(),), NO, None, self.tick(), is_certain=False)
-            if operation(name) is None and name not in ALIASING_METHODS and not is_inplace_name(name):
+            if operation(name) is None and name not in ALIASING_METHODS and not is_inplace_method(name):
                 # Methods of a module other than its call need not return values that depend on its parameters.
                 return self.call_unknown(owner if name == "forward" else Plain(), args, node, state, name)
         if name in _NUMBERS:

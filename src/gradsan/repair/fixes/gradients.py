@@ -21,7 +21,7 @@ from gradsan.source.flow.bindings import last_binding
 from gradsan.source.flow.targets import target_at
 from gradsan.source.identifiers import chain_key, leaf_name, local_nodes
 from gradsan.source.locate import expressions_at, statement_at
-from gradsan.source.methods import is_inplace_name
+from gradsan.source.methods import is_inplace_method
 from gradsan.source.rewrite.moving import is_whole_lines, names_bound, names_read
 from gradsan.source.rewrite.out_of_place import out_of_place
 from gradsan.source.rewrite.scatter import part_out_of_place
@@ -164,7 +164,7 @@ def _updated(source: SourceFile, node: ast.stmt) -> list[str]:
         targets = [one for one in node.targets if isinstance(one, ast.Attribute | ast.Subscript)]
     elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         function = node.value.func
-        if isinstance(function, ast.Attribute) and is_inplace_name(function.attr):
+        if isinstance(function, ast.Attribute) and is_inplace_method(function.attr):
             targets = [function.value]
     found: list[str] = []
     for target in targets:

@@ -33,7 +33,7 @@ from gradsan.source.methods import (
     CUTTING,
     MADE_FROM_NOTHING,
     PIECES,
-    is_inplace_name,
+    is_inplace_method,
 )
 from gradsan.source.tree import FunctionNode, SourceFile, header_nodes, is_cell
 
@@ -350,7 +350,7 @@ def _same_memory(value: ast.expr) -> Iterator[ast.expr]:
         part = value.value if is_same else None
     elif isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
         name = value.func.attr
-        part = value.func.value if name in ALIASING_METHODS | PIECES or is_inplace_name(name) else None
+        part = value.func.value if name in ALIASING_METHODS | PIECES or is_inplace_method(name) else None
     if part is not None:
         yield from _same_memory(part)
 

@@ -23,7 +23,7 @@ from gradsan.source.identifiers import (
     parameters,
 )
 from gradsan.source.locate import Statement, expression_at, statement_at
-from gradsan.source.methods import BLANK, LIST_ADDS, METADATA, is_inplace_name
+from gradsan.source.methods import BLANK, LIST_ADDS, METADATA, is_inplace_method, is_inplace_name
 from gradsan.source.tree import ScopeNode, SourceFile, Span
 
 
@@ -221,7 +221,7 @@ def _result_of_write(node: ast.stmt, written: str) -> tuple[str, ast.expr] | Non
     if not isinstance(node, ast.Assign) or len(node.targets) != 1 or not isinstance(node.targets[0], ast.Name):
         return None
     value = node.value
-    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and is_inplace_name(value.func.attr):
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and is_inplace_method(value.func.attr):
         value = value.func.value
     target = node.targets[0].id
     return (target, value) if value is not node.value and _is_name(value, written) and target != written else None

@@ -19,6 +19,7 @@ from gradsan.source.methods import (
     PIECES,
     SETITEM_OPS,
     augmented_names,
+    is_inplace_method,
     is_inplace_name,
     operation_name,
     same_operation,
@@ -326,7 +327,7 @@ def _root_of_call(source: SourceFile, call: ast.Call, through_view: bool) -> Tar
     if name is None:
         return None
     if isinstance(function, ast.Attribute) and standing_of(source, function.value) == "value":
-        if is_inplace_name(name):
+        if is_inplace_method(name):
             return _root(source, function.value, through_view)
         return _root(source, function.value, True) if name in ALIASING_METHODS else None
     is_inplace = isinstance(value := _keyword(call, "inplace"), ast.Constant) and value.value is True
@@ -383,8 +384,8 @@ def _operands(source: SourceFile, expression: Expression) -> list[ast.expr]:
         return [node.value, *([] if isinstance(node.ctx, ast.Load) else _stored_value(source, node))]
     if isinstance(node, ast.Call):
         receiver = node.func.value if isinstance(node.func, ast.Attribute) else None
-        is_operand = receiver is not None and standing_of(source, receiver) == "value" and not _is_self(receiver)
-        first = [receiver] if receiver is not None and is_operand else []
+        is_part = receiver is None or _is_self(receiver) or standing_of(source, receiver) != "value"
+        first = [] if receiver is None or is_part else [receiver]
         return [*first, *node.args, *(keyword.value for keyword in node.keywords)]
     return []
 
@@ -403,9 +404,8 @@ def _stored_value(source: SourceFile, target: ast.expr) -> list[ast.expr]:
 
 
 def _is_self(node: ast.expr) -> bool:
-    if isinstance(node, ast.Call):
-        return isinstance(node.func, ast.Name) and node.func.id == "super"
-    return isinstance(node, ast.Name) and node.id in ("self", "cls")
+    name = node.func if isinstance(node, ast.Call) else node
+    return isinstance(name, ast.Name) and name.id in (("super",) if isinstance(node, ast.Call) else ("self", "cls"))
 
 
 def _roots(source: SourceFile, node: ast.expr) -> list[ast.expr]:

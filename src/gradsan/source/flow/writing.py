@@ -23,7 +23,7 @@ from gradsan.source.identifiers import (
     local_nodes,
 )
 from gradsan.source.locate import Expression, expression_at, expressions_at, statement_at
-from gradsan.source.methods import augmented_names, is_inplace_name
+from gradsan.source.methods import augmented_names, is_inplace_method, is_inplace_name
 from gradsan.source.tree import SourceFile, Span, header_nodes
 
 _STEPS_BACK = 4
@@ -157,7 +157,7 @@ def written_root(node: ast.stmt) -> str | None:
         target = node.target
     elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         function = node.value.func
-        if isinstance(function, ast.Attribute) and is_inplace_name(function.attr):
+        if isinstance(function, ast.Attribute) and is_inplace_method(function.attr):
             target = function.value
     elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
         target = node.targets[0]
@@ -200,7 +200,7 @@ def _written_part(place: Expression) -> str | None:
         return place.source.text(node.target)
     if isinstance(node, ast.Subscript):
         return place.source.text(node)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and is_inplace_name(node.func.attr):
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and is_inplace_method(node.func.attr):
         return place.source.text(node.func.value)
     return None
 

@@ -24,6 +24,7 @@ from gradsan.source.methods import (
     MAKING_NEW,
     OVERWRITING,
     WITHOUT_COUNTERPART,
+    is_inplace_method,
     is_inplace_name,
     same_operation,
 )
@@ -83,7 +84,7 @@ def _temporary(frame: Frame, op: str) -> Change | None:
         (one.source, one.node)
         for one in expressions_at(frame)
         if isinstance(one.node, ast.Call)
-        and is_inplace_name(name := leaf_name(one.node.func) or "")
+        and is_inplace_method(name := leaf_name(one.node.func) or "")
         and same_operation(name, op)
     ]
     if len(found) != 1:
@@ -93,7 +94,7 @@ def _temporary(frame: Frame, op: str) -> Change | None:
         call = outer
     base: ast.expr = call
     edits: list[Edit] = []
-    while isinstance(base, ast.Call) and isinstance(base.func, ast.Attribute) and is_inplace_name(base.func.attr):
+    while isinstance(base, ast.Call) and isinstance(base.func, ast.Attribute) and is_inplace_method(base.func.attr):
         if base.func.attr in OVERWRITING | CHANGING_METADATA | WITHOUT_COUNTERPART:
             return None
         edits.append(_drop_underscore(source, base.func))
@@ -205,7 +206,7 @@ def recorded(frame: Frame, op: str, *, as_data: bool = False) -> Change | None:
 def _out_of_place_call(source: SourceFile, call: ast.Call) -> str | None:
     """``.mul(2)`` of ``x.data.mul_(2)``."""
     method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-    if not is_inplace_name(method) or method in (OVERWRITING | CHANGING_METADATA | WITHOUT_COUNTERPART):
+    if not is_inplace_method(method) or method in (OVERWRITING | CHANGING_METADATA | WITHOUT_COUNTERPART):
         return None
     return f".{method[:-1]}{source.text(call).removeprefix(source.text(call.func))}"
 
@@ -340,7 +341,7 @@ def _reads(call: ast.Call, base: ast.expr) -> bool:
 
 def _outer_call(source: SourceFile, call: ast.Call) -> ast.Call | None:
     attribute = source.parents[call][0]
-    if not isinstance(attribute, ast.Attribute) or not is_inplace_name(attribute.attr):
+    if not isinstance(attribute, ast.Attribute) or not is_inplace_method(attribute.attr):
         return None
     outer, field = source.parents[attribute]
     return outer if isinstance(outer, ast.Call) and field == "func" else None
@@ -348,7 +349,7 @@ def _outer_call(source: SourceFile, call: ast.Call) -> ast.Call | None:
 
 def _method(source: SourceFile, call: ast.Call, base: ast.expr, is_fresh: bool) -> list[Edit] | None:
     name = leaf_name(call.func)
-    if name is None or not is_inplace_name(name) or name in CHANGING_METADATA or name.startswith("_"):
+    if name is None or not is_inplace_method(name) or name in CHANGING_METADATA or name.startswith("_"):
         return None
     if name not in OVERWRITING and name not in WITHOUT_COUNTERPART:
         return [_drop_underscore(source, call.func)]
