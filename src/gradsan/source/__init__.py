@@ -89,7 +89,7 @@ _NAMES = {
     "intent.contents": "adds_noise detached_for_copy makes_discrete spoils_data writes_at_random",
     "intent.flags": "Flag drops_result flags_cleared reads_flag reads_scale sets_own_flag writes_into_result",
     "intent.gradients": (
-        "clears_each_part draws_both is_loss_read_elsewhere kept_gradient reads_gradient_beside "
+        "clears_each_part draws_both is_loss_read_elsewhere kept_gradient left_out reads_gradient_beside "
         "reads_gradients unreturned_gradient"
     ),
     "joined": "on_own_lines",

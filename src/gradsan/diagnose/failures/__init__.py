@@ -64,6 +64,7 @@ _CAUSES: Mapping[str, Callable[[Failure], Diagnosis | None]] = {
         (meaning.penalty_constant, ("penalty_is_constant",)),
         (meaning.term_cut, ("term_is_cut",)),
         (meaning.term_lost, ("term_lost",)),
+        (meaning.term_left_out, ("term_left_out",)),
         (meaning.data_changed, ("data_changed_again",)),
         (
             one_tensor.second_name,

@@ -292,6 +292,29 @@ def term_lost(failure: Failure) -> Diagnosis | None:
     )
 
 
+def term_left_out(failure: Failure) -> Diagnosis | None:
+    """GS221: a warning where a sum with the term is bound anew before it is read; else it may be left out by intent."""
+    term, overwritten = failure.clue("term"), failure.clue("overwritten")
+    if term is None:
+        return None
+    values = {"name": term.name}
+    return parts.diagnosis(
+        failure,
+        "GS221",
+        "term_lost",
+        values=values,
+        severity="note" if overwritten is None else "warning",
+        words="term_left_out" if overwritten is None else "term_overwritten",
+        labels=(
+            *parts.label_of(_in_function_of(term, failure.site), "created", "label.left_out_computed", values),
+            *parts.label_of(overwritten, "written", "label.sum_overwritten", values),
+            *parts.used(failure, "label.left_out_of", values),
+        ),
+        tensor=parts.tensor_of(term, term.name),
+        fixes=(parts.fix("add_term", "changed", values),),
+    )
+
+
 def _in_function_of(found: Clue, used: Site) -> Clue:
     """The clue at the call by which the function at ``used`` had it computed, where one of its helpers did so."""
     frame = used.user_frame

@@ -1,19 +1,18 @@
-"""Gradients in the source: whether a file reads any, keeps one, or computes one in a hook that returns nothing."""
+"""Gradients in the source: whether a file reads or keeps any, a hook returns one, and terms that no loss takes."""
 
 from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from gradsan.model import Frame
 from gradsan.source.flow.collected import is_inside
+from gradsan.source.flow.reaching import reaching
 from gradsan.source.flow.reuse import SecondName, definitions_at, reads_value, statements_of
-from gradsan.source.identifiers import (
-    assigned_names,
-    chain_key,
-    leaf_name,
-)
+from gradsan.source.identifiers import assigned_names, chain_key, consumed_names, leaf_name, local_nodes
 from gradsan.source.locate import Statement, statement_at
 from gradsan.source.methods import ADDING
 from gradsan.source.tree import ScopeNode, SourceFile, header_nodes, read_source
@@ -312,3 +311,56 @@ def is_summed_with_gradient(node: ast.stmt, name: str) -> bool:
             if has_gradient and any(isinstance(part, ast.Name) and part.id in names for part in ast.walk(other)):
                 return True
     return False
+
+
+def left_out(frame: Frame, names: Iterable[str]) -> Iterator[tuple[str, Frame | None]]:
+    """Yield those of ``names`` that the function at ``frame`` binds once, by themselves, and never reads.
+
+    Or it reads them for a value alone that is bound anew before anything reads it, ``loss = a + penalty; loss = a``:
+    the place of that value comes with the name.
+    """
+    statement = statement_at(frame)
+    if statement is None or statement.scope is None:
+        return
+    scope = statement.scope
+    loads, bound = Counter[str](), Counter[str]()
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Name):
+            (loads if isinstance(node.ctx, ast.Load) else bound)[node.id] += 1
+        elif isinstance(node, ast.AugAssign):
+            loads[chain_key(node.target) or ""] += 1
+    if any(loads[one] for one in ("eval", "exec", "globals", "locals", "vars")):
+        return
+    statements = [one for one in local_nodes(scope) if isinstance(one, ast.stmt)]
+    alone = {chain_key(one.targets[0]) for one in statements if isinstance(one, ast.Assign) and _is_of_one_name(one)}
+    for name in (one for one in names if bound[one] == 1 and one in alone):
+        if not loads[name]:
+            yield name, None
+        else:
+            reading = [one for one in statements if isinstance(one, ast.Assign) and name in consumed_names(one)]
+            inside = (part for one in reading for part in ast.walk(one) if isinstance(part, ast.Name))
+            is_all = sum(part.id == name and isinstance(part.ctx, ast.Load) for part in inside) == loads[name]
+            if reading and is_all and all(_is_bound_for_nothing(scope, statements, one) for one in reading):
+                place = replace(frame, line=reading[0].lineno, column=None, end_line=None, end_column=None)
+                yield name, place
+
+
+def _is_bound_for_nothing(scope: ScopeNode, statements: list[ast.stmt], node: ast.Assign) -> bool:
+    """Whether an assignment to a name that is read elsewhere reaches none of these reads."""
+    name = chain_key(node.targets[0])
+    if not _is_of_one_name(node) or name is None:
+        return False
+    reads = [one for one in statements if name in consumed_names(one) or _adds_to(one, name)]
+    inner = (one for one in ast.walk(scope) if isinstance(one, ast.FunctionDef | ast.Lambda) and one is not scope)
+    if any(isinstance(part, ast.Name) and part.id == name for one in inner for part in ast.walk(one)):
+        return False
+    states = (reaching(scope.body, one).get(name, frozenset()) for one in reads)
+    return bool(reads) and not any(each.statement is node for state in states for each in state)
+
+
+def _is_of_one_name(node: ast.Assign) -> bool:
+    return len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
+
+
+def _adds_to(node: ast.stmt, name: str) -> bool:
+    return isinstance(node, ast.AugAssign) and chain_key(node.target) == name

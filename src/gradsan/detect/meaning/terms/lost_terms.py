@@ -11,6 +11,10 @@ sides use in turn. The source shows whether its graph was cut. If it was not, no
 program's own code reads gradients, or if another line's loss has a term made at the same place that reaches the same
 leaves: several phases take turns with one objective.
 
+A term may also be left out of the loss: a number with a graph, computed by the function that calls backward from
+parameters of optimizers, bound to a name that nothing reads, or only for a sum that is bound anew before it is read.
+
+Row: ``term_left_out``. Roles: ``term`` (as below), ``overwritten`` (where that sum is computed).
 Row: ``term_lost``. Roles: ``term`` (where it was computed; ``name``; ``values``: ``shape``, ``dtype``, ``device``,
 ``is_cut``),
 ``stepped`` (the step that uses the other terms; ``name`` is the optimizer), ``reached`` (a parameter that it reaches).
@@ -22,6 +26,7 @@ import collections
 import sys
 from collections.abc import Hashable
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -35,11 +40,11 @@ from gradsan.record.backwards import PastBackward
 from gradsan.record.detector import Finder, Run
 from gradsan.record.ledger import call_that_made
 from gradsan.record.log import RawStack, logged_writes
-from gradsan.record.stacks import symbolise
+from gradsan.record.stacks import is_user_file, symbolise
 from gradsan.record.steps import RawBackward, StepRecord, read_backward
 
-ROW = "term_lost"
-_ROUNDS = (2, 4, 8, 16)
+ROW, LEFT_OUT = "term_lost", "term_left_out"
+_ROUNDS, _ROUND_OF_NAMES = (2, 4, 8, 16), 4
 _TURNS = 2
 _TERMS = 16
 _CALLS_AWAITED = 32
@@ -90,10 +95,39 @@ class LostTerms(Finder):
 
     @_torch.hushed()
     def before_round(self, entry: RawBackward, rounds: int) -> None:
+        if rounds == _ROUND_OF_NAMES and entry.accumulates:
+            self._look_for_names(entry, sys._getframe(1))
         if rounds in _ROUNDS and entry.accumulates and len(self._optimizers()) > 1:
             self._turns[entry.stack] = _TURNS, entry.clock
             self._listen(True)
             self._note_terms(entry)
+
+    def _look_for_names(self, entry: RawBackward, running: FrameType | None) -> None:
+        """Report terms that the function that calls backward has computed, and left out of this loss."""
+        while running is not None and not is_user_file(running.f_code.co_filename):
+            running = running.f_back
+        used = None if running is None else symbolise(entry.stack).user_frame
+        if running is None or used is None:
+            return
+        numbers = {
+            name: one
+            for name, one in running.f_locals.items()
+            if type(one) in _torch.PLAIN_TENSORS and one.numel() == 1 and _torch.grad_fn_of(one) is not None
+        }
+        if len(numbers) < 2:
+            return
+        order = set(walk.engine_order(read_backward(entry).roots))
+        owned = set(map(id, _torch.parameters_of(*self._optimizers())))
+        for name, place in source.left_out(used, numbers):
+            node = numbers[name].grad_fn
+            made = call_that_made(self._core, _torch.node_sequence(node), entry.thread)
+            is_trained = any(id(one) in owned for one in walk.leaves_of(walk.engine_order([node])))
+            if node in order or made is None or not is_trained or (LEFT_OUT, made.stack) in self._described:
+                continue
+            self._described.add((LEFT_OUT, made.stack))
+            clues = [Clue("term", symbolise(made.stack), name=name, values=_torch.facts_of(numbers[name]))]
+            clues += [] if place is None else [Clue("overwritten", Site((place,)))]
+            self._report_at(LEFT_OUT, entry.stack, *clues)
 
     def _note_terms(self, entry: RawBackward) -> None:
         optimizers = self._optimizers()
