@@ -17,23 +17,25 @@ def completed(diagnosis: Diagnosis, others: Sequence[Diagnosis]) -> Diagnosis:
     """The diagnosis with fixes that mend ``others``, too, first; where some do not, with a note that names these."""
     left: dict[str, None] = {}
     fixes: list[Fix] = []
-    partial: list[Fix] = []
+    partial: list[int] = []
     for fix in diagnosis.fixes:
         is_whole = True
         for other in others if fix.lines else ():
             if _places(other) <= _places(diagnosis) and fix.summary.key not in _AT_SAVE:
                 continue
-            whole = joined(fix, other.fixes)
-            if whole is None:
+            more = joined(fix, other.fixes)
+            if more is None:
                 is_whole = False
                 left[(other.tensor and other.tensor.name) or "?"] = None
             else:
-                fix = whole
-        (fixes if is_whole else partial).append(fix)
-    if not any(fix.lines for fix in fixes):
-        fixes, partial = [*partial, *fixes], []
+                fix = more
+        partial += [] if is_whole else [len(fixes)]
+        fixes.append(fix)
+    whole = [fix for number, fix in enumerate(fixes) if number not in partial]
+    if any(fix.lines and fix.meaning == "preserved" for fix in whole):
+        fixes = [*whole, *(fixes[number] for number in partial)]
     notes = (Message("note.others_overwritten", {"names": ", ".join(left)}),) if left else ()
-    return replace(diagnosis, fixes=(*fixes, *partial), notes=(*diagnosis.notes, *notes))
+    return replace(diagnosis, fixes=tuple(fixes), notes=(*diagnosis.notes, *notes))
 
 
 def joined(fix: Fix, others: Iterable[Fix]) -> Fix | None:

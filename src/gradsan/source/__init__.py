@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gradsan.source.flow.calls import *
     from gradsan.source.flow.collected import *
     from gradsan.source.flow.cuts import *
+    from gradsan.source.flow.emptied import *
     from gradsan.source.flow.kept import *
     from gradsan.source.flow.modules import *
     from gradsan.source.flow.reaching import *
@@ -58,8 +59,9 @@ _NAMES = {
         "alias_of called_as_hook called_expression callers_expression clone_given clone_handed_out "
         "dies_with_call earlier_result first_argument made_by_call reads_again returned_by_hook"
     ),
-    "flow.collected": "detach_collected forget_collected",
+    "flow.collected": "detach_collected",
     "flow.cuts": "Cut find_cuts grad_switched_off takes_cut",
+    "flow.emptied": "forget_collected",
     "flow.kept": (
         "Addition added_to_optimizer additions are_later_rounds are_updated_alike assignments "
         "chooses_parameters is_bound_by_choice is_computed_in_rounds is_filled_once is_target_in_rounds "

@@ -124,6 +124,7 @@ class Recorder:
             0 if self._calls is None else self._calls.count,
             0 if self._calls is None else self._calls.rounds,
             " ".join(self._saved),
+            self._left_over.unused(),
         )
 
     def _saving(self, save: Callable[..., None]) -> Callable[..., None]:
@@ -237,6 +238,7 @@ class Recorder:
         self._losses.extend(_scalars(outputs))
         if accumulates:
             leaves = _leaves(outputs)
+            self._left_over.backward(leaves)
             self._ends_with_backward = True
             labels = self._labels_of(leaves)
             if self._compiling is not None:

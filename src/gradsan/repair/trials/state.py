@@ -200,10 +200,14 @@ class _Stepped:
 
 
 class LeftOver:
-    """Observer of ``zero_grad()`` and of steps."""
+    """Observer of ``zero_grad()``, of steps, and of the backwards whose gradients they clear or use."""
 
     def __init__(self) -> None:
         self._cleared: Any = WeakIdKeyDictionary()
+        self._added: Any = WeakIdKeyDictionary()
+        self._reached: set[int] = set()
+        self._used: set[int] = set()
+        self._backwards = 0
         self._stepped: weakref.WeakKeyDictionary[Any, _Stepped] = weakref.WeakKeyDictionary()
 
     def start(self) -> None:
@@ -211,8 +215,21 @@ class LeftOver:
         for kind, parameters in ((torch.optim.Optimizer, _stepped_with), (torch.nn.Module, torch.nn.Module.parameters)):
             kind.zero_grad = self._noting(kind.zero_grad, parameters)  # type: ignore[method-assign]
 
+    def backward(self, leaves: Iterable[Any]) -> None:
+        """Note a backward that has added to the gradients of ``leaves``."""
+        for leaf in leaves:
+            self._added[leaf] = {*self._added.get(leaf, ()), self._backwards}
+            self._reached.add(self._backwards)
+        self._backwards += 1
+
+    def unused(self) -> int:
+        """How many backwards have had all their gradients cleared before a step used one of them."""
+        return len(self._reached - self._used - set().union(*self._added.values()))
+
     def step(self, optimizer: Optimizer, key: str) -> None:
         """Note a step of ``optimizer``, before or after it."""
+        for one in _stepped_with(optimizer):
+            self._used |= self._added.get(one, set())
         if optimizer not in self._stepped:
             parameters = list(_stepped_with(optimizer))
             was_cleared = any(one in self._cleared for one in parameters)
@@ -233,6 +250,7 @@ class LeftOver:
         def noting(owner: Any, *args: Any, **kwargs: Any) -> None:
             for one in parameters(owner):
                 self._cleared[one] = True
+                self._added.pop(one, None)
             zero(owner, *args, **kwargs)
 
         return noting

@@ -132,7 +132,8 @@ class Recording:
     ``state.py``). ``was_ended`` says that it was stopped before its end. ``dtype`` is the coarsest of its gradients.
     ``overwritten`` are the variables that hold a gradient by reference which a later backward then wrote into.
     ``repeated`` counts the module calls that repeat one of the same round, ``called`` the rounds with calls, where a
-    request asks for it. ``saved`` are the sums of the tensors that ``torch.save`` was given.
+    request asks for it. ``saved`` are the sums of the tensors that ``torch.save`` was given. ``unused`` counts
+    the backwards whose gradients were all cleared before a step used any.
     """
 
     steps: tuple[Gradients, ...] = ()
@@ -152,6 +153,7 @@ class Recording:
     repeated: int = 0
     called: int = 0
     saved: str = ""
+    unused: int = 0
 
 
 @dataclass(frozen=True, slots=True)

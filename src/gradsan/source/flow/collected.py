@@ -1,4 +1,4 @@
-"""Lists that grow in every round: the line that clears them when the round is over, and the values that they keep."""
+"""Lists that grow in every round: the calls that add to them, and the values that they keep."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import TypeGuard
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
-from gradsan.source.flow.rounds import after_round, deque_made
+from gradsan.source.flow.rounds import deque_made
 from gradsan.source.identifiers import (
     assigned_names,
     bindings_of,
     chain_key,
-    constant_key,
     consumed_names,
     leaf_name,
     local_nodes,
@@ -22,34 +21,6 @@ from gradsan.source.identifiers import (
 from gradsan.source.locate import Statement, statement_at
 from gradsan.source.methods import CONTAINERS, LIST_ADDS, TAKING_OUT
 from gradsan.source.tree import SourceFile, read_source
-
-
-def forget_collected(frames: Sequence[Frame], name: str) -> tuple[Change, str] | None:
-    """A line after the round of ``frames`` that clears the list ``name``, and its text.
-
-    That is a call of the method with which the list's own class clears it, else a ``del`` of its elements and of those
-    of the lists that are filled beside it and read where the round's function reads this one. None where nothing in the
-    file adds to the list, where a round begins with a new one, for a deque of bounded length, which keeps values, and
-    where a round reads what others have left: a state, an average of the last losses.
-    """
-    statement = statement_at(frames[0])
-    if statement is None:
-        return None
-    source, (owner, _, last) = statement.source, name.rpartition(".")
-    adding = list(_additions(source, last))
-    if not adding or _is_bounded(source, name) or _is_renewed(source, name, owner) or _is_state(source, last, adding):
-        return None
-    scope = statement.function or source.module
-    read = {chain_key(node) for node in ast.walk(scope) if isinstance(node, ast.Name | ast.Attribute)}
-    beside = (f"{owner}.{other}" if owner else other for call in adding for other in _beside(source, call))
-    others = [*beside, *(_needed_beside(statement, owner, last) if owner else ())]
-    names = [name, *dict.fromkeys(one for one in others if one != name and one in read)]
-    method = next(_emptying(source, last), None) if owner else None
-    text = f"{owner}.{method}()" if method else f"del {', '.join(f'{one}[:]' for one in names)}"
-    if not method and any(deque_made(source, one) is not None for one in names):
-        text = "; ".join(f"{one}.clear()" for one in names)
-    change = after_round(frames, text, "forget_collected")
-    return None if change is None else (change, text)
 
 
 def detach_collected(file: str, paths: Iterable[str]) -> tuple[Change, tuple[str, ...]] | None:
@@ -75,10 +46,10 @@ def _collected(source: SourceFile, steps: list[str | int]) -> ast.Name | ast.Att
     names = [one for one in outer if isinstance(one, str)]
     if not names or len(names) != len(outer) - 1 or isinstance(outer[-1], str):
         return None
-    added = list(_additions(source, names[-1]))
+    added = list(adding_calls(source, names[-1]))
     if len(added) != 1 or len(added[0].args) != 1 or leaf_name(added[0].func) == "extend":
         return None
-    if not _is_bounded(source, names[-1]):
+    if not is_bounded(source, names[-1]):
         return None
     call, value = added[0], _part(added[0].args[0], last)
     function = source.function(call)
@@ -142,7 +113,7 @@ def _was_given(source: SourceFile, call: ast.Call, value: ast.expr | None) -> bo
     )
 
 
-def _is_bounded(source: SourceFile, name: str) -> bool:
+def is_bounded(source: SourceFile, name: str) -> bool:
     """Whether it is a deque with a maximal length, or the file removes its oldest elements."""
     made, last = deque_made(source, name), name.rpartition(".")[2]
     if made is not None and (len(made.args) > 1 or any(one.arg == "maxlen" for one in made.keywords)):
@@ -201,105 +172,18 @@ def _is_call_of(node: ast.AST, method: str) -> bool:
     return is_method and not any(isinstance(one, ast.Starred) for one in getattr(node, "args", ()))
 
 
-def _additions(source: SourceFile, last: str) -> Iterator[ast.Call]:
+def adding_calls(source: SourceFile, last: str) -> Iterator[ast.Call]:
+    """The calls that add to a list of that name, of whatever object."""
     for node in source.nodes:
-        if isinstance(node, ast.Call) and _adds_to(node) == last:
+        if isinstance(node, ast.Call) and adds_to(node) == last:
             yield node
 
 
-def _adds_to(node: ast.AST) -> str | None:
+def adds_to(node: ast.AST) -> str | None:
     """``xs`` of ``self.xs.append(…)``."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LIST_ADDS | {"extend"}:
         return leaf_name(node.func.value)
     return None
-
-
-def _beside(source: SourceFile, call: ast.Call) -> Iterator[str]:
-    """The lists that the statements of the same block add to."""
-    statement = source.statement(call)
-    parent, field = source.parents[statement] if statement is not None else (source.module, "body")
-    for node in getattr(parent, field):
-        other = _adds_to(node.value) if isinstance(node, ast.Expr) else None
-        if other is not None:
-            yield other
-
-
-def _needed_beside(statement: Statement, owner: str, last: str) -> Iterator[str]:
-    """The other lists of the same object from which the round's function computes the loss: rewards of log-probs.
-
-    Emptied alone, one would no longer be as long as the others.
-    """
-    source = statement.source
-    scope = statement.function or source.module
-    nodes = [one for one in local_nodes(scope) if isinstance(one, ast.stmt)]
-    needed, known = set(consumed_names(statement)), -1
-    while known < len(needed):
-        known = len(needed)
-        for node in nodes:
-            call = node.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
-            adds = call is not None and _adds_to(call) in needed
-            if adds or any(one.name in needed for one in bindings_of(node)):
-                needed |= set(consumed_names(node))
-    for one in sorted(needed):
-        holder, _, other = one.rpartition(".")
-        adding = list(_additions(source, other)) if holder == owner and other != last else []
-        is_other = _is_bounded(source, one) or _is_renewed(source, one, owner) or _is_state(source, other, adding)
-        if adding and not is_other:
-            yield one
-
-
-def _is_state(source: SourceFile, last: str, adding: Sequence[ast.Call]) -> bool:
-    """Whether an element at a fixed place is read (``self.states[-1]``), or others before a function adds its own."""
-    reads = (one for one in source.nodes if isinstance(one, ast.Subscript) and isinstance(one.ctx, ast.Load))
-    if any(leaf_name(one.value) == last and constant_key(one.slice) is not None for one in reads):
-        return True
-    scopes = [(local_nodes(one), call.lineno) for call in adding if (one := source.function(call)) is not None]
-    earlier = (one for nodes, line in scopes for one in nodes if getattr(one, "lineno", line) < line)
-    read = [source.parents[one][0] for one in earlier if leaf_name(one) == last]
-    return any(
-        isinstance(one, ast.For | ast.comprehension) or (isinstance(one, ast.Call) and leaf_name(one.func) != "len")
-        for one in read
-    )
-
-
-def _is_renewed(source: SourceFile, name: str, owner: str) -> bool:
-    """Whether a loop binds the list's name anew; not for a plain name (no ``owner``) that a function binds first."""
-    for node in source.nodes:
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        if any(chain_key(target) == name for target in targets):
-            inside = [around for around, _ in source.ancestors(node)]
-            if any(isinstance(around, ast.For | ast.While) for around in inside):
-                return True
-            if not owner and any(isinstance(around, ast.FunctionDef) for around in inside):
-                return False
-    return False
-
-
-def _emptying(source: SourceFile, last: str) -> Iterator[str]:
-    """The methods without arguments with which the class that adds to ``self.<last>`` clears it."""
-    for owner in (node for node in source.nodes if isinstance(node, ast.ClassDef)):
-        if not any(_adds_to(node) == last for node in ast.walk(owner)):
-            continue
-        for method in (node for node in owner.body if isinstance(node, ast.FunctionDef)):
-            required = len(method.args.posonlyargs + method.args.args) - len(method.args.defaults)
-            if not method.name.startswith("__") and required == 1 and any(_empties(one, last) for one in method.body):
-                yield method.name
-
-
-def _empties(node: ast.stmt, last: str) -> bool:
-    name = f"self.{last}"
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        function = node.value.func
-        return isinstance(function, ast.Attribute) and function.attr == "clear" and chain_key(function.value) == name
-    if isinstance(node, ast.Delete):
-        return any(isinstance(one, ast.Subscript) and chain_key(one.value) == name for one in node.targets)
-    if not isinstance(node, ast.Assign):
-        return False
-    pairs = [(target, node.value) for target in node.targets]
-    for target, value in list(pairs):
-        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
-            pairs += zip(target.elts, value.elts, strict=True)
-    return any(chain_key(target) == name and isinstance(value, ast.List) and not value.elts for target, value in pairs)
 
 
 def is_kept_each_round(frame: Frame, written: str) -> bool:

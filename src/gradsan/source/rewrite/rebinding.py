@@ -259,9 +259,17 @@ def _has_alias(source: SourceFile, scope: FunctionNode | ast.Module, written: as
             if not isinstance(other, ast.Name):
                 return True
             is_same = keeps_binding(scope, other.id, node, source.statement(written))
+            is_same = is_same or _views_itself(source, scope, other.id)
             if is_same and _may_be_read_after(source, scope, other.id, written):
                 return True
     return False
+
+
+def _views_itself(source: SourceFile, scope: FunctionNode | ast.Module, name: str) -> bool:
+    """Whether a name is bound to a view of itself: ``y = y.view(-1)`` is the same memory still."""
+    pairs = (pair for node in local_nodes(scope) for pair in _pairs(node))
+    roots = (aliased_expression(source, value) for target, value in pairs if chain_key(target) == name)
+    return any(root is not None and chain_key(root) == name for root in roots)
 
 
 def _may_be_read_after(source: SourceFile, scope: FunctionNode | ast.Module, name: str, written: ast.Name) -> bool:
