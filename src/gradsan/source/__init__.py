@@ -88,7 +88,7 @@ _NAMES = {
     ),
     "identifiers": "assigned_names consumed_names dropped_update",
     "intent.conditions": "clears_its_condition compared_scores context_around is_called_with_graph is_conditional",
-    "intent.contents": "adds_noise detached_for_copy makes_discrete spoils_data writes_at_random",
+    "intent.contents": "adds_noise detached_for_copy elements_updated_by makes_discrete spoils_data writes_at_random",
     "intent.flags": "Flag drops_result flags_cleared reads_flag reads_scale sets_own_flag writes_into_result",
     "intent.gradients": (
         "clears_each_part draws_both is_loss_read_elsewhere kept_gradient left_out reads_gradient_beside "

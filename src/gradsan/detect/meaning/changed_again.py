@@ -1,11 +1,12 @@
 """Data scaled in place again in every epoch: ``x = x.float(); x /= 255``, where ``float()`` has copied nothing.
 
 Read from the log of writes in the 16th, 64th, 256th … round and at the end: memory that only the same few lines or
-calls write, each part of it again and again, one by a factor or a function such as the logarithm, the others perhaps by
-a shift, which is a number in the source where it comes last, or by a bound. A version counter without gaps shows that
-it is the same memory, and that nobody else refills it. The source must show that the line, or the caller of its
-function, treats it as its own: the result of a conversion, or an element of something larger. Scaling by the
-value's own statistics is harmless the second time; a shift by them with scaling by a number is not. A state that
+calls write, each part of it again and again, one by a factor or a function such as the logarithm, the others perhaps
+by a shift, which is a number in the source where it comes last, or by a bound. A version counter without gaps shows
+that it is the same memory, and that nobody else refills it. The source must show that the line, or the caller of its
+function, treats it as its own: the result of a conversion, or an element of something larger; what a data loader's
+code returns is its own. An update of elements, ``boxes[:, [0, 2]] /= width``, is an assignment to PyTorch. Scaling by
+the value's own statistics is harmless the second time; a shift by them with scaling by a number is not. A state that
 accumulates and decays, such as a running mean or a trace, is written again on purpose: it is added to, or has a factor
 near one; none is shifted by a number batch by batch. What an optimizer's step scales is its state. Whether any other
 factor scales data is unknown, unless a data loader calls the line.
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -45,7 +47,7 @@ SHIFTS = frozenset({"add_", "sub_", "__iadd__", "__isub__", "subtract_"})
 _BOUNDS = frozenset({"clamp_", "clamp_min_", "clamp_max_", "clip_", "abs_", "nan_to_num_", "neg_", "round_"})
 """Operations that alone scale nothing; ``neg_`` and ``abs_`` are parts of a longer change."""
 _SETS = frozenset({"__setitem__", "masked_fill_", "index_fill_"})
-_LINES, _TIMES_ALONE = 4, 3
+_LINES, _TIMES_ALONE, _EQUAL = 4, 3, 1e-6
 
 
 class _Part(NamedTuple):
@@ -65,6 +67,8 @@ class ChangedAgain(Finder):
         self._steps, self._since = run.steps, 0
         self._stacks, self._places = self._notes(dict[Hashable, Any]()), self._notes(dict[Hashable, Any]())
         self._noise = self._notes(dict[Hashable, bool]())
+        self._updates = self._notes(dict[Hashable, str]())
+        self._told = self._notes(set[int]())
 
     def forget(self) -> None:
         self._since = self._core.clock
@@ -86,12 +90,15 @@ class ChangedAgain(Finder):
             for part in _parts(raws, self._may_pile_up):
                 groups.setdefault(part.stacks, []).append(part)
         for stacks, parts in groups.items():
-            if stacks not in self._described and not self._is_of_step(parts[0].last.clock):
+            memory = {part.last.storage for part in parts}
+            is_new = stacks not in self._described and self._told.isdisjoint(memory)
+            if is_new and not self._is_of_step(parts[0].last.clock):
                 self._judge(used, stacks, parts)
+                self._told |= memory if stacks in self._described else set()
 
     def _memories(self) -> Iterator[list[RawWrite]]:
         """Yield the last writes to each scaled memory, as far as the counter shows that there were no others."""
-        raws = [raw for raw in logged_writes(self._core, self._since) if raw.kind != "metadata"]
+        raws = [self._as_update(raw) for raw in logged_writes(self._core, self._since) if raw.kind != "metadata"]
         scaled = {raw.storage for raw in raws if not raw.is_parameter and (raw.op in SCALES or self._may_pile_up(raw))}
         began = next((call.clock for call in backward_calls(self._core)), 0)
         in_training = {raw.stack for raw in raws if raw.clock > began}
@@ -102,10 +109,25 @@ class ChangedAgain(Finder):
                 known = found.setdefault(raw.storage, [])
                 if known and (raw.version is None or raw.version - 1 != known[-1].version):
                     known.clear()
+                # ``x[:2] *= 3`` writes the view, and then assigns it to itself.
+                is_update = self._updates.get(raw.stack, "__setitem__") != "__setitem__"
+                is_after_view = is_update and bool(known) and known[-1].stack not in self._updates
+                if is_after_view and _is_same_line(known[-1].stack, raw.stack):
+                    known[-1] = known[-1]._replace(version=raw.version)
+                    continue
                 known.append(raw._replace(stack=self._stack_of_place(raw.stack)))
         for known in found.values():
             if len(known) > 1 and all(raw.op in SCALES | SHIFTS | _BOUNDS | _SETS for raw in known):
                 yield known
+
+    def _as_update(self, raw: RawWrite) -> RawWrite:
+        """The write as an update, where the source of an assignment to elements has one: ``x[:, [0, 2]] /= 2``."""
+        if raw.op != "__setitem__":
+            return raw
+        if raw.stack not in self._updates:
+            place = _own(symbolise(raw.stack).frames)
+            self._updates[raw.stack] = (None if place is None else source.elements_updated_by(place)) or raw.op
+        return raw._replace(op=self._updates[raw.stack])
 
     def _may_pile_up(self, raw: RawWrite) -> bool:
         """Whether a write that scales nothing would be reported: a data loader calls it, or it adds noise."""
@@ -132,10 +154,7 @@ class ChangedAgain(Finder):
         times, ops = min(part.times for part in parts), parts[0].ops
         sites = [symbolise(stack) for stack in stacks]
         places = [_own(site.frames) for site in sites]
-        named = [
-            None if place is None else source.written_expression(place, raw_op, ())
-            for place, raw_op in zip(places, ops, strict=True)
-        ]
+        named = [None if place is None else _written(place, raw_op) for place, raw_op in zip(places, ops, strict=True)]
         name, place = named[-1], places[-1]
         if name is None or place is None or any(one != name for one in named):
             return
@@ -155,6 +174,8 @@ class ChangedAgain(Finder):
                 how = {"is_factor": "", "is_shifted": "noise", "is_drift": "" if is_of_batches and is_taken else "yes"}
                 self._tell(used, stacks, parts, sites, name, ops, how)
             return
+        if origin is None and is_of_loader and source.returns_argument(place, re.split(r"[.\[]", name, maxsplit=1)[0]):
+            origin = "element"
         if origin is None or (len(parts) == 1 and (times < _TIMES_ALONE or origin != "conversion")):
             return
         if not _SETS.isdisjoint(ops):
@@ -171,6 +192,8 @@ class ChangedAgain(Finder):
                 self._tell(used, stacks, parts, sites, name, ops, {"is_factor": "", "is_shifted": "yes"})
             return
         each = list(zip(ops, numbers, is_own, strict=True))
+        if _is_undone(each):
+            return
         takes_in = any(op in _ADDS and number is None and not own for op, number, own in each)
         scaled = max(at for at, op in enumerate(ops) if op in SCALES)
         if any(number is None and not own and op not in _BOUNDS for op, number, own in each[scaled + 1 :]):
@@ -260,6 +283,28 @@ def _origin(frames: tuple[Frame, ...], name: str) -> tuple[Literal["conversion",
             return passed, frames[inner if given is None else outer], given or named
         named = given
     return None, frames[-1], named
+
+
+def _is_undone(each: list[tuple[str, float | None, bool]]) -> bool:
+    """Whether the last of the scales, all by numbers, undoes the others, and nothing shifts."""
+    whole = 1.0
+    for op, number, _ in each:
+        if op in _BENDS or op in SHIFTS or not number:
+            return False
+        whole *= number if op in FACTORS else 1 / number
+    return abs(whole - 1) < _EQUAL
+
+
+def _is_same_line(one: Any, other: Any) -> bool:
+    here, there = _own(symbolise(one).frames), _own(symbolise(other).frames)
+    return here is not None and there is not None and (here.file, here.line) == (there.file, there.line)
+
+
+def _written(place: Frame, op: str) -> str | None:
+    elements = source.elements_updated_by(place) == op
+    return source.written_expression(place, op, ()) or (
+        source.written_expression(place, "__setitem__", ()) if elements else None
+    )
 
 
 def _is_noise(stack: RawStack) -> bool:

@@ -276,7 +276,7 @@ def number_given(frame: Frame) -> float | None:
     None where it is neither a number nor a name that the file only binds to one number, or there is none.
     """
     found, statement = expression_at(frame), statement_at(frame)
-    place = found if found is not None else statement
+    place = statement if found is None or isinstance(found.node, ast.Subscript) else found
     node = None if place is None else place.node
     if isinstance(node, ast.Call):
         given = node.args[0] if node.args else None

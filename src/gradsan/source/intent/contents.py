@@ -79,6 +79,17 @@ def writes_at_random(frame: Frame) -> bool:
 _REDUCES = frozenset({"amax", "amin", "max", "mean", "median", "min", "norm", "std", "sum", "vector_norm"})
 
 
+_OPERATORS = {ast.Add: "__iadd__", ast.Sub: "__isub__", ast.Mult: "__imul__", ast.Div: "__itruediv__"}
+
+
+def elements_updated_by(frame: Frame) -> str | None:
+    """The operation of ``boxes[:, [0, 2]] /= width`` at ``frame``, of which PyTorch sees an assignment to elements."""
+    statement = statement_at(frame)
+    node = None if statement is None else statement.node
+    is_update = isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Subscript)
+    return _OPERATORS.get(type(node.op)) if is_update and isinstance(node, ast.AugAssign) else None
+
+
 def makes_discrete(frame: Frame) -> bool:
     """Whether the statement at ``frame`` rounds or takes signs, so that its result has no derivative of its own.
 
