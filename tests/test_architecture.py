@@ -58,6 +58,8 @@ EXCEPTIONS = {
     # And whether a hook computes a gradient that it does not return, or a step stands apart from its backward.
     *((f"detect.meaning.{name}", "source") for name in ("evidence", "terms.cut_terms", "terms.lost_terms")),
     ("detect.meaning.lost_hooks", "source"),
+    # Whether anything reads the only number that an optimizer has.
+    ("detect.missing_gradients", "source"),
     ("detect.one_tensor.kept_references", "source"),
     ("detect.kept_gradients", "source"),
     # Failures keep what the source of a frame says: the variable of an index, the operand of a statement.

@@ -28,7 +28,7 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
-from gradsan import _torch
+from gradsan import _torch, source
 from gradsan.detect.meaning.made import Making
 from gradsan.detect.meaning.terms.cut_terms import CutTerms
 from gradsan.graph import naming, walk
@@ -150,12 +150,11 @@ class MissingGradients(Detector):
         if not missing:
             return
         named = _names(missing, frame)
-        if is_all and not named and sum(one.numel() for one in held) == 1:
-            # A number that only the optimizer has: it is there for a schedule.
-            return
         listed = [
             naming.clue_of(named.get(id(one)), frame, {**_torch.facts_of(one), **counts}) for one in missing[:_NAMED]
         ]
+        if is_all and sum(one.numel() for one in held) == 1 and _is_placeholder(listed[0]):
+            return
         if not is_all:
             own = [
                 _Unused(_torch.weak_tensor(one), one._version, _torch.storage_or_none(one), clue)
@@ -309,6 +308,14 @@ class MissingGradients(Detector):
 
 def _starved(held: list[Any], failure: Failure) -> _Starved:
     return _Starved([_torch.weak_tensor(one) for one in held], failure)
+
+
+def _is_placeholder(parameter: Clue) -> bool:
+    """Whether nothing has or reads an optimizer's only number: a schedule or a trainer wants some parameter."""
+    if parameter.name is None:
+        return True
+    frame, attribute = None if parameter.site is None else parameter.site.user_frame, parameter.values.get("attribute")
+    return frame is not None and attribute is not None and not source.reads_flag(frame.file, str(attribute))
 
 
 def _names(tensors: list[torch.Tensor], frame: FrameType) -> dict[int, str]:
