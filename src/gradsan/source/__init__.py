@@ -111,7 +111,7 @@ _NAMES = {
         "written_behind"
     ),
     "rewrite.listing": "list_and_stack rebuilt_list",
-    "rewrite.moving": "bound_names detach_given detach_reads move_behind taken_from within_block",
+    "rewrite.moving": "bound_names detach_reads move_behind taken_from within_block",
     "rewrite.numerics.finite": "FiniteForm finite_forms",
     "rewrite.out_of_place": (
         "argument_out_of_place out_of_place recorded result_out_of_place runs_again_after_backward "
@@ -124,7 +124,7 @@ _NAMES = {
         "clone_at_save clone_before detach_at drop_keyword has_keyword inplace_false switch_on_before undone "
         "undone_numbers"
     ),
-    "rewrite.uncut": "Uncut cut_at_use detach_compared detach_held read_with_graph term_uncut",
+    "rewrite.uncut": "Uncut cut_at_use detach_compared detach_given detach_held read_with_graph term_uncut",
     "rewrite.updates": "is_put_back stands_before_its_backward steps_again under_no_grad updated_in_place",
     "tree": "is_cell source_line source_lines",
 }

@@ -235,12 +235,21 @@ def _once(case: _Case) -> Diagnosis:
         bound = source.bound_name(made) if made else None
         if bound is not None and bound[0] != case.name:
             beside = anew_or_cut(BuiltOnce(other.name or bound[0], bound[1], made, used, *learning))
-            first = tuple(joined(one, beside) or one for one in first)
+            first = tuple(joined(one, beside) or _of_both(one, other.name or bound[0]) for one in first)
     if case.freed_by.values.get("same_loss"):
         first = first[:1]  # a loss without a graph would train nothing
     if all(one.kind != "recompute_forward" for one in first):
         return _diagnosis(case, ONCE, first, note)
     return _diagnosis(case, ONCE, (*borrowed, *kept, *first), note)
+
+
+def _of_both(fix: Fix, name: str) -> Fix:
+    """The advice to compute a value anew, for another one as well: alone, neither would be enough."""
+    mine = fix.summary.values.get("name")
+    if fix.lines or fix.kind != "recompute_forward" or not isinstance(mine, str):
+        return fix
+    values = {**fix.summary.values, "name": f"{mine}, {name}"}
+    return replace(fix, summary=replace(fix.summary, values=values))
 
 
 def _same(case: _Case) -> Diagnosis:

@@ -125,7 +125,9 @@ def with_lines(diagnosis: Diagnosis) -> Diagnosis:
     first = {fix.kind: fix for fix in reversed(candidates) if fix.lines}
     known = {fix.lines for fix in diagnosis.fixes}
     fixes = [
-        first[fix.kind] if not fix.lines and fix.kind in first and first[fix.kind].lines not in known else fix
+        first[fix.kind]
+        if not fix.lines and fix.kind in first and first[fix.kind].lines not in known and not _is_of_several(fix)
+        else fix
         for fix in diagnosis.fixes
     ]
     cut = first.get("detach_built_once")
@@ -148,6 +150,11 @@ def with_lines(diagnosis: Diagnosis) -> Diagnosis:
     )
     fixes.sort(key=lambda fix: fix.summary.key not in several and not _is_call_first(fix))
     return replace(diagnosis, fixes=copies.collect_each_value(diagnosis, tuple(fixes)))
+
+
+def _is_of_several(fix: Fix) -> bool:
+    """Whether several values have to be computed anew: candidates do so for one of them."""
+    return fix.kind == "recompute_forward" and ", " in str(fix.summary.values.get("name", ""))
 
 
 def _is_call_first(fix: Fix) -> bool:

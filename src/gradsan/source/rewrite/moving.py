@@ -379,27 +379,6 @@ def _edits_of_reads(source: SourceFile, statement: ast.stmt, name: str) -> list[
     return edits
 
 
-def detach_given(frame: Frame, taker: str, maker: str) -> tuple[str, Change] | None:
-    """The call of ``maker`` that is an argument of a call of ``taker`` at ``frame``, detached, and its text.
-
-    None where there is not exactly one.
-    """
-    statement = statement_at(frame)
-    calls = [] if statement is None else [one for one in header_nodes(statement.node) if isinstance(one, ast.Call)]
-    given = [
-        one
-        for call in calls
-        if leaf_name(call.func) == taker
-        for one in (*call.args, *(keyword.value for keyword in call.keywords))
-        if isinstance(one, ast.Call) and leaf_name(one.func) == maker
-    ]
-    if statement is None or len(given) != 1:
-        return None
-    span = statement.source.span(given[0])
-    change = edited(statement.source, [Edit.after(span, ".detach()")], "detach")
-    return None if change is None else (statement.source.text(given[0]), change)
-
-
 def _comes_from(name: str, reader: Statement, at: ast.stmt, maker: ast.stmt, depth: int) -> bool:
     if reader.scope is None or depth == 0:
         return False

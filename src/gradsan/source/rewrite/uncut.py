@@ -345,3 +345,33 @@ def torch_in(source: SourceFile) -> str | None:
     imports = (alias for node in source.nodes if isinstance(node, ast.Import) for alias in node.names)
     whole = (one for one in imports if one.name == "torch" or (one.name.startswith("torch.") and not one.asname))
     return next((one.asname or "torch" for one in whole), None)
+
+
+def detach_given(frame: Frame, taker: str, maker: str) -> tuple[str, Change] | None:
+    """The call of ``maker`` that is an argument of a call of ``taker`` at ``frame``, detached, and its text.
+
+    With it those that later statements of the block pass to the same method: ``train(d_b, pool_b.query(fake_b))``. None
+    where the statement does not have exactly one.
+    """
+    statement = statement_at(frame)
+    calls = [] if statement is None else _calls_of(statement.node, taker)
+    given = [(call, one) for call in calls for one in _results_given(call, maker)]
+    if statement is None or len(given) != 1:
+        return None
+    source, (call, mine) = statement.source, given[0]
+    parent, field = source.parents[statement.node]
+    block, called = getattr(parent, field), chain_key(call.func)
+    later = block[block.index(statement.node) + 1 :] if isinstance(block, list) and called is not None else []
+    alike = [one for node in later for one in _calls_of(node, taker) if chain_key(one.func) == called]
+    found = [mine, *(one for other in alike for one in _results_given(other, maker))]
+    change = edited(source, [Edit.after(source.span(one), ".detach()") for one in found], "detach")
+    return None if change is None else (source.text(mine), change)
+
+
+def _calls_of(node: ast.stmt, name: str) -> list[ast.Call]:
+    return [one for one in header_nodes(node) if isinstance(one, ast.Call) and leaf_name(one.func) == name]
+
+
+def _results_given(call: ast.Call, maker: str) -> list[ast.Call]:
+    given = (*call.args, *(keyword.value for keyword in call.keywords))
+    return [one for one in given if isinstance(one, ast.Call) and leaf_name(one.func) == maker]
