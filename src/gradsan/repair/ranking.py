@@ -30,7 +30,7 @@ IMPLIED = frozenset(
         *("schedule_anew", "differentiate_base", "compute_each_round", "functional_fast_weights"),
         *("stable_form", "double_where", "clamp_input", "eps_inside", "clamp_count", "nonzero_denominator"),
         *("without_correction", "sum_over_count", "finite_mask", "zeros_instead", "float32_operation"),
-        *("leave_out_empty", "drop_rows", "leave_out_batch", "positive_eps", "step_behind_backward"),
+        *("input_itself", "leave_out_empty", "drop_rows", "leave_out_batch", "positive_eps", "step_behind_backward"),
     }
 )
 """Kinds whose change of the training is the one that the cause implies: truncated where a state is cut, the gradient

@@ -97,7 +97,7 @@ _NAMES = {
     "joined": "on_own_lines",
     "locate": "Expression Statement expression_at expressions_at is_argument statement_at",
     "rewrite.asked": (
-        "differentiated floating_from_start gradient_in_shape graph_for_gradient keep_graph_from "
+        "differentiated floating_from_start gradient_in_shape graph_for_gradient input_itself keep_graph_from "
         "sum_differentiated wanted_where_bound"
     ),
     "rewrite.filled": "detach_behind_loop reads_filled",

@@ -305,6 +305,7 @@ def graph_rules(failure: Failure) -> Diagnosis | None:
         tensor=_tensor(failure, name),
         fixes=(
             *(() if before is None else _each_round(values)),
+            *_itself(failure, values),
             *undone_cuts(cuts),
             *(parts.fix(kind, meaning, values, lines=_lines(failure, kind, name)) for kind, meaning in fixes),
         ),
@@ -339,6 +340,12 @@ def _lines(failure: Failure, kind: str, name: str | None) -> Lines:
     many = int(str(failure.values.get("got", 0)))
     changes = source.gradients_for_inputs(frame, needs if isinstance(needs, tuple) else (), many)
     return tuple(line for change in changes for line in source.changed_lines(frame.file, change))
+
+
+def _itself(failure: Failure, values: Mapping[str, object]) -> tuple[Fix, ...]:
+    """The tensor itself, where the call asks for the gradient of a copy that it makes: no loss was computed from it."""
+    lines = () if failure.row != "unused_in_graph" else source.changed_at(failure.site.user_frame, source.input_itself)
+    return (parts.fix("input_itself", "changed", values, lines=lines),) if lines else ()
 
 
 def _fitted(failure: Failure) -> Literal["t", "view_as"] | None:

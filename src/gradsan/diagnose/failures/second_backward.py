@@ -7,7 +7,7 @@ is the loss itself: GS404. Else two losses share a forward pass: GS402.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gradsan import source
@@ -37,6 +37,7 @@ from gradsan.model import (
     Label,
     Lines,
     Message,
+    PathClue,
     Site,
 )
 
@@ -148,7 +149,18 @@ def _carried(case: _Case) -> Diagnosis:
         if not cuts[0].lines and isinstance(case.name, str) and case.name.endswith("]"):
             # An old prediction in a memory: detached, this loss would train nothing.
             cuts = (parts.fix("recompute_forward", "changed", values, summary="help.recompute_kept"), *cuts)
+        if _is_average(case, made):
+            # Detached, the sum gives each round the gradient of an ever smaller part of its own loss.
+            cuts = (parts.fix("own_loss", "changed", values), *(replace(one, lines=()) for one in cuts))
     return _diagnosis(case, CARRIED, (*cuts, parts.fix("reset_state", "changed", values)), note)
+
+
+def _is_average(case: _Case, made: Sequence[Site]) -> bool:
+    """Whether the loss divides a sum to which each round adds: an average of all losses so far."""
+    adds = any(source.reads_what_it_binds(frame) for site in made for frame in site.user_frames)
+    paths = (one.passed for one in case.failure.clues if isinstance(one, PathClue))
+    is_divided = any(node.name.startswith("Div") and node.is_younger for path in paths for node in path)
+    return adds and is_divided and bool(case.bridge.values.get("is_scaled"))
 
 
 def _shared(case: _Case) -> Diagnosis:

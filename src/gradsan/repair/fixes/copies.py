@@ -215,7 +215,9 @@ def _whole_block(written: Sequence[Label]) -> tuple[tuple[str, int, str], ...]:
 
 def _new_or_copy(label: Label) -> list[Change]:
     frame, op = label.frame, label.op or ""
-    changes = (out_of_place(frame, op) or part_out_of_place(frame, op), clone_before(frame, op))
+    whole = out_of_place(frame, op)
+    # What kind of index it is, only a run shows.
+    changes = (whole, clone_before(frame, op), part_out_of_place(frame, op) if whole is None else None)
     return [change for change in changes if change is not None]
 
 

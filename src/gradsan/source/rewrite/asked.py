@@ -259,6 +259,29 @@ def wanted_where_bound(frame: Frame, name: str) -> Change | None:
     return None
 
 
+def input_itself(frame: Frame) -> Change | None:
+    """``grad(loss, w.clone())`` as ``grad(loss, w)``: what the call itself makes cannot have been used for the loss."""
+    statement = statement_at(frame)
+    calls = [] if statement is None else [one for one in header_nodes(statement.node) if isinstance(one, ast.Call)]
+    asked = [one for one in calls if leaf_name(one.func) == "grad"]
+    if statement is None or len(asked) != 1:
+        return None
+    given = [*asked[0].args[1:2], *(one.value for one in asked[0].keywords if one.arg == "inputs")]
+    parts = [part for one in given for part in (one.elts if isinstance(one, ast.List | ast.Tuple) else [one])]
+    edits: list[Edit] = []
+    for part in parts:
+        base, called = part, set[str]()
+        while isinstance(base, ast.Call) and isinstance(base.func, ast.Attribute) and base.func.attr in _COPYING:
+            called.add(base.func.attr)
+            base = base.func.value
+        if "clone" in called and (chain_key(base) is not None or isinstance(base, ast.Subscript)):
+            edits.append(Edit(statement.source.span(part), statement.source.text(base)))
+    return edited(statement.source, edits, "input_itself")
+
+
+_COPYING = frozenset({"clone", "contiguous"})
+
+
 def _is_computed_before(statement: Statement, line: int) -> bool:
     """Whether what ``torch.autograd.grad`` differentiates was computed before ``line``: by a caller, or further up."""
     calls = [one for one in header_nodes(statement.node) if isinstance(one, ast.Call) and leaf_name(one.func) == "grad"]
