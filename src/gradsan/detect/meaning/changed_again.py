@@ -179,7 +179,8 @@ class ChangedAgain(Finder):
         if origin is None or (len(parts) == 1 and (times < _TIMES_ALONE or origin != "conversion")):
             return
         if not _SETS.isdisjoint(ops):
-            is_spoiled = any(one is not None and source.spoils_data(one, at, held) for one in places)
+            # What the last write leaves is what the next epoch is given: it may put the old values back.
+            is_spoiled = source.spoils_data(place, at, held)
             if is_spoiled and _SETS.issuperset(ops) and is_of_loader and source.returns_argument(place, name):
                 self._tell(used, stacks, parts, sites, name, ops, {"is_factor": "", "is_shifted": "random"})
             return
