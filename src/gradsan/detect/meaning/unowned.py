@@ -100,6 +100,8 @@ class Unowned(Finder):
         self._making.on_group = self._grouped
         self._candidates = self._notes(dict[int, _Candidate]())
         self._dismissed = self._notes(dict[int, Any]())
+        self._without_evidence = self._notes(dict[int, Any]())
+        """Leaves that were looked at once; the evidence ``instead`` may still come."""
         self._frozen = self._notes(dict[int, tuple[Any, int]]())
         self._lines = 0
 
@@ -137,7 +139,7 @@ class Unowned(Finder):
         if unheld and any(id(one) in trained for one in leaves):
             self._meet_unheld(entry, order, unheld, owned)
         strangers = [one for one in reversed(leaves) if id(one) not in owned and self._is_eligible(one)]
-        fresh = [one for one in strangers if id(one) not in self._candidates]
+        fresh = [one for one in strangers if id(one) not in self._candidates and not self._was_met(one)]
         if not any(id(one) in trained for one in leaves):
             fresh = (
                 [one for one in fresh if self._making.late(one) is not None] if any(map(_is_frozen, stepped)) else []
@@ -177,6 +179,10 @@ class Unowned(Finder):
         is_plain = type(leaf) in _torch.PLAIN_TENSORS and leaf.is_floating_point() and bool(leaf.numel())
         return is_plain and not (known is not None and known() is leaf) and not _torch.has_leaf_hooks(leaf)
 
+    def _was_met(self, leaf: Any) -> bool:
+        known = self._without_evidence.get(id(leaf))
+        return known is not None and known() is leaf
+
     def _was_frozen(self, leaf: Any, clock: int) -> bool:
         weak, seen = self._frozen.get(id(leaf), (None, 0))
         return weak is not None and weak() is leaf and seen > clock
@@ -190,7 +196,7 @@ class Unowned(Finder):
         kinds = {id(one): kind or evidence.of(one) for one in fresh}
         for one in fresh:
             if kinds[id(one)] is None:
-                self._dismissed[id(one)] = _torch.weak_tensor(one)
+                self._without_evidence[id(one)] = _torch.weak_tensor(one)
         evident = [one for one in fresh if kinds[id(one)] is not None]
         wanted = {id(one) for one in evident}
         paths: dict[int, str] = {}
