@@ -14,6 +14,8 @@ from gradsan.diagnose.names import operands_at_save, result_at_save
 from gradsan.model import Fix, Frame, Lines, Message, Site, Write
 
 _FUNCTIONS = ("torch/autograd/function.py", "torch\\autograd\\function.py")
+_GIVEN = frozenset({"input", "mat1", "self"})
+"""Slots of the value that a layer is called with; its weights have others."""
 
 
 def instead_of_overwriting(facts: Facts, *, copy_first: bool = False) -> tuple[Fix, ...]:
@@ -316,6 +318,10 @@ def _copy_for_autograd(facts: Facts) -> tuple[Fix, ...]:
         read = [] if statement is None else source.consumed_names(statement)
         names = [name for name in dict.fromkeys(read) if _is_called(facts, name)]
     change = source.clone_at_save(frame, names[0], is_output=save.is_output) if len(names) == 1 else None
+    if change is None and save.slot in _GIVEN and facts.name_kind not in ("parameter", "buffer"):
+        # What the program has written, and a layer has saved as its input, is what it was given.
+        given = source.clone_argument(frame)
+        names, change = ([], None) if given is None else ([given[0]], given[1])
     if change is None:
         return ()
     return (

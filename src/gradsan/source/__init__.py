@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gradsan.source.joined import *
     from gradsan.source.locate import *
     from gradsan.source.rewrite.asked import *
+    from gradsan.source.rewrite.copied import *
     from gradsan.source.rewrite.filled import *
     from gradsan.source.rewrite.functions import *
     from gradsan.source.rewrite.given import *
@@ -56,8 +57,8 @@ _NAMES = {
         "returns_argument taken_for_own takes_result"
     ),
     "flow.calls": (
-        "alias_of called_as_hook called_expression callers_expression clone_given clone_handed_out "
-        "dies_with_call earlier_result first_argument made_by_call reads_again returned_by_hook"
+        "alias_of called_as_hook called_expression callers_expression dies_with_call earlier_result "
+        "first_argument made_by_call reads_again returned_by_hook"
     ),
     "flow.collected": "detach_collected",
     "flow.cuts": "Cut find_cuts grad_switched_off takes_cut",
@@ -100,6 +101,7 @@ _NAMES = {
         "differentiated floating_from_start gradient_in_shape graph_for_gradient input_itself keep_graph_from "
         "sum_differentiated wanted_where_bound"
     ),
+    "rewrite.copied": "clone_argument clone_given clone_handed_out",
     "rewrite.filled": "detach_behind_loop reads_filled",
     "rewrite.functions": (
         "bind_early copy_saved_early earlier_reads gradients_for_inputs kept_on_context mark_dirty rebound_at "

@@ -35,6 +35,7 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     arguments.disable_inplace_module,
     copies.clone_for_layer,
     copies.clone_for_call,
+    copies.clone_for_autograd,
     views.index_views,
     views.record_view,
     views.views_after_write,

@@ -12,17 +12,19 @@ from gradsan.diagnose.build import COLLECTED
 from gradsan.model import Diagnosis, Fix, Label, Lines, Message
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Change, Edit, changed_lines, edited, text_with
-from gradsan.source.flow.calls import clone_given
 from gradsan.source.flow.collected import is_kept_each_round
 from gradsan.source.flow.targets import Target, target_at
 from gradsan.source.identifiers import imported_as, leaf_name
 from gradsan.source.locate import Expression, expressions_at
+from gradsan.source.rewrite.copied import clone_argument, clone_given, clone_returned
 from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.rewrite.out_of_place import out_of_place, recorded
 from gradsan.source.rewrite.rebinding import can_rebind, notes_on_rebinding
 from gradsan.source.rewrite.scatter import mask_out_of_place, part_out_of_place
 from gradsan.source.rewrite.suggest import clone_before
 from gradsan.source.tree import SourceFile, indentation_of
+
+_AT_SAVE, _RESULT = "help.clone_at_save", "help.clone_result"
 
 
 def clone_before_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
@@ -121,6 +123,21 @@ def clone_for_call(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         lines = changed_lines(source.file, edited(source, [edit], "clone_for_call"))
         return (blocks.fix("clone_before_mutation", lines, "clone_for_call", name=callee),) if lines else ()
     return ()
+
+
+def clone_for_autograd(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """A copy for autograd alone, so that the write stays: of a call's only argument, or of what is returned."""
+    saved, written = blocks.first(diagnosis, "saved"), blocks.first(diagnosis, "written")
+    copied = any(fix.summary.key in (_AT_SAVE, _RESULT) and fix.lines for fix in diagnosis.fixes)
+    if saved is None or written is None or copied or not diagnosis.code.startswith("GS1"):
+        return ()
+    is_output = diagnosis.cause == "result_overwritten"
+    found = clone_returned(saved.frame) if is_output else clone_argument(saved.frame)
+    lines = () if found is None else changed_lines(saved.frame.file, found[1])
+    if found is None or not lines:
+        return ()
+    summary = Message(_RESULT if is_output else _AT_SAVE, {"name": found[0]})
+    return (Fix("clone_before_mutation", "preserved", summary, lines=lines),)
 
 
 def with_masks(diagnosis: Diagnosis) -> tuple[Fix, ...]:

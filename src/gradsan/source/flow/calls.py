@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from gradsan.model import Frame
-from gradsan.source.change import Change, Edit, edited
+from gradsan.source.change import Change
 from gradsan.source.flow.bindings import bound_name
 from gradsan.source.flow.reaching import binding_at, is_still_argument, reaching
 from gradsan.source.flow.reuse import SecondName, definitions_at, read_after, reads_value, statements_of
@@ -169,36 +169,6 @@ def _argument(
     if len(before) <= index or any(isinstance(argument, ast.Starred) for argument in before):
         return None
     return call.args[index]
-
-
-_PRIMARY = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)
-_OF_TENSORS = frozenset({"numpy", "__array__", "__dlpack__"})
-_OF_ARRAYS = frozenset({"from_numpy", "frombuffer", "as_tensor", "asarray"})
-
-
-def clone_given(frame: Frame, chosen: Callable[[ast.Call], ast.expr | None]) -> Change | None:
-    """``.clone()`` after the part of the call at ``frame`` that is ``chosen``; None where there is no such part."""
-    calls = [place for place in expressions_at(frame) if isinstance(place.node, ast.Call)]
-    if len(calls) != 1 or not isinstance(calls[0].node, ast.Call):
-        return None
-    source, value = calls[0].source, chosen(calls[0].node)
-    if value is None or isinstance(value, ast.Starred):
-        return None
-    span, is_primary = source.span(value), isinstance(value, _PRIMARY)
-    edits = [] if is_primary else [Edit.before(span, "(")]
-    edits.append(Edit.after(span, ".clone()" if is_primary else ").clone()"))
-    return edited(source, edits, "clone_before")
-
-
-def clone_handed_out(frame: Frame, bypass: str) -> Change | None:
-    """The conversion at ``frame`` with a copy on one side: ``x.clone().numpy()``, ``from_numpy(a).clone()``.
-
-    ``bypass`` is PyTorch's method or function that shared the memory. None for a bare pointer, which would not
-    keep a copy alive.
-    """
-    if bypass in _OF_TENSORS:
-        return clone_given(frame, lambda call: next(iter(call.args), getattr(call.func, "value", None)))
-    return clone_given(frame, lambda call: call) if bypass in _OF_ARRAYS else None
 
 
 def reads_again(name: str, call: Frame, read: Frame) -> bool:

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from gradsan.heuristics import is_layers_parameter
 from gradsan.source.change import Change, Edit, edited
+from gradsan.source.flow.aliases import is_read_as_whole
 from gradsan.source.flow.reaching import is_still_argument, is_tensor_made_here, keeps_binding
 from gradsan.source.flow.targets import aliased_expression
 from gradsan.source.flow.writing import written_root
@@ -248,6 +249,11 @@ def _is_argument(source: SourceFile, target: ast.Name) -> bool:
 def _has_alias(source: SourceFile, scope: FunctionNode | ast.Module, written: ast.Name) -> bool:
     """Whether another name stands for the same tensor and is, or may be, read after the write."""
     for node in local_nodes(scope):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and written.id in _names_bound(node):
+            # ``keep, move = self.parts(x)``: a new ``move`` is no part of ``x`` any more.
+            is_view = aliased_expression(source, node.value) is not None
+            if not is_view and is_read_as_whole(source, node, written):
+                return True
         for target, value in _pairs(node):
             root = aliased_expression(source, value)
             names = chain_key(target), None if root is None else chain_key(root)
@@ -263,6 +269,10 @@ def _has_alias(source: SourceFile, scope: FunctionNode | ast.Module, written: as
             if is_same and _may_be_read_after(source, scope, other.id, written):
                 return True
     return False
+
+
+def _names_bound(node: ast.Assign) -> set[str]:
+    return {name for target in node.targets for name in _names_in(target)}
 
 
 def _views_itself(source: SourceFile, scope: FunctionNode | ast.Module, name: str) -> bool:

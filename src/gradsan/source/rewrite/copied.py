@@ -1,0 +1,61 @@
+"""Copies of what a call is given, hands out or returns: lines with ``.clone()`` in one expression."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+
+from gradsan.model import Frame
+from gradsan.source.change import Change, Edit, edited
+from gradsan.source.locate import expressions_at
+
+_OF_TENSORS = frozenset({"numpy", "__array__", "__dlpack__"})
+_OF_ARRAYS = frozenset({"from_numpy", "frombuffer", "as_tensor", "asarray"})
+_PRIMARY = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)
+
+
+def clone_given(frame: Frame, chosen: Callable[[ast.Call], ast.expr | None]) -> Change | None:
+    """``.clone()`` after the part of the call at ``frame`` that is ``chosen``; None where there is no such part."""
+    calls = [place for place in expressions_at(frame) if isinstance(place.node, ast.Call)]
+    if len(calls) != 1 or not isinstance(calls[0].node, ast.Call):
+        return None
+    source, value = calls[0].source, chosen(calls[0].node)
+    if value is None or isinstance(value, ast.Starred):
+        return None
+    span, is_primary = source.span(value), isinstance(value, _PRIMARY)
+    edits = [] if is_primary else [Edit.before(span, "(")]
+    edits.append(Edit.after(span, ".clone()" if is_primary else ").clone()"))
+    return edited(source, edits, "clone_before")
+
+
+def clone_handed_out(frame: Frame, bypass: str) -> Change | None:
+    """The conversion at ``frame`` with a copy on one side: ``x.clone().numpy()``, ``from_numpy(a).clone()``.
+
+    ``bypass`` is PyTorch's method or function that shared the memory. None for a bare pointer, which would not
+    keep a copy alive.
+    """
+    if bypass in _OF_TENSORS:
+        return clone_given(frame, lambda call: next(iter(call.args), getattr(call.func, "value", None)))
+    return clone_given(frame, lambda call: call) if bypass in _OF_ARRAYS else None
+
+
+def clone_argument(frame: Frame) -> tuple[str, Change] | None:
+    """``x`` and the line with ``f(x.clone())``, where the one call at ``frame`` has one argument: a variable."""
+    calls = [(one.source, one.node) for one in expressions_at(frame) if isinstance(one.node, ast.Call)]
+    if len(calls) != 1 or len(calls[0][1].args) != 1 or calls[0][1].keywords:
+        return None
+    source, given = calls[0][0], calls[0][1].args[0]
+    if not isinstance(given, ast.Name | ast.Attribute):
+        return None
+    change = edited(source, [Edit.after(source.span(given), ".clone()")], "clone_at_save")
+    return None if change is None else (source.text(given), change)
+
+
+def clone_returned(frame: Frame) -> tuple[str, Change] | None:
+    """The call at ``frame`` and the line with ``return f(x).clone()``, where its result is what a function returns."""
+    for one in expressions_at(frame):
+        statement = one.source.statement(one.node)
+        if isinstance(one.node, ast.Call) and isinstance(statement, ast.Return) and statement.value is one.node:
+            change = edited(one.source, [Edit.after(one.span, ".clone()")], "clone_at_save")
+            return None if change is None else (one.text, change)
+    return None
