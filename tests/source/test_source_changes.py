@@ -20,6 +20,7 @@ from gradsan.source import (
     drop_keyword,
     inplace_false,
 )
+from gradsan.source.rewrite.detached import detach_reads
 from gradsan.source.rewrite.out_of_place import out_of_place
 
 HEAD = """
@@ -524,3 +525,17 @@ def test_indentation_and_text_around_are_kept(tmp_path):
     change = out_of_place(Frame(str(path), 4, "go", column, 4, column + len("q.add_(1)")), "add_")
     assert change.new == "\t\tself.h += q ; q = q.add(1)  # both"
     assert change.notes == ("parameter_not_returned",)
+
+
+def test_what_a_function_differentiates_is_not_read_detached(tmp_path):
+    path = tmp_path / "penalty.py"
+    path.write_text(
+        "def penalty(critic, mixed, fake):\n"
+        "    score = critic(mixed)\n"
+        "    (slope,) = torch.autograd.grad(score, mixed, torch.ones_like(score), create_graph=True)\n"
+        "    return slope.norm() + critic(fake).mean()\n"
+    )
+    call, last = Frame(str(path), 2, "penalty", 13, 2, 26), Frame(str(path), 4, "penalty", 27, 4, 39)
+    assert detach_reads([call], ["mixed"]) is None
+    detached = changed_lines(str(path), detach_reads([last], ["fake"]))
+    assert detached == ((str(path), 4, "    return slope.norm() + critic(fake.detach()).mean()"),)

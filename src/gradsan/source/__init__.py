@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from gradsan.source.locate import *
     from gradsan.source.rewrite.asked import *
     from gradsan.source.rewrite.copied import *
+    from gradsan.source.rewrite.detached import *
     from gradsan.source.rewrite.filled import *
     from gradsan.source.rewrite.functions import *
     from gradsan.source.rewrite.given import *
@@ -102,6 +103,7 @@ _NAMES = {
         "sum_differentiated wanted_where_bound"
     ),
     "rewrite.copied": "clone_argument clone_given clone_handed_out",
+    "rewrite.detached": "detach_reads taken_from",
     "rewrite.filled": "detach_behind_loop reads_filled",
     "rewrite.functions": (
         "bind_early copy_saved_early earlier_reads gradients_for_inputs kept_on_context mark_dirty rebound_at "
@@ -113,7 +115,7 @@ _NAMES = {
         "written_behind"
     ),
     "rewrite.listing": "list_and_stack rebuilt_list",
-    "rewrite.moving": "bound_names detach_reads move_behind taken_from within_block",
+    "rewrite.moving": "bound_names move_behind within_block",
     "rewrite.numerics.finite": "FiniteForm finite_forms",
     "rewrite.out_of_place": (
         "argument_out_of_place out_of_place recorded result_out_of_place runs_again_after_backward "

@@ -1,4 +1,4 @@
-"""Statements moved after a backward, a forward run again, and a value read detached."""
+"""Statements moved after a backward, and backwards or updates moved within their block."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ from types import UnionType
 from typing import TypeAlias
 
 from gradsan.model import Frame, Lines
-from gradsan.source.change import Change, Edit, edited
-from gradsan.source.flow.reaching import reaching
 from gradsan.source.flow.writing import written_root
-from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, consumed_names, leaf_name, standing_of
-from gradsan.source.locate import Statement, expression_at, statement_at
-from gradsan.source.methods import METADATA
-from gradsan.source.tree import SourceFile, header_nodes
+from gradsan.source.identifiers import assigned_names, leaf_name, standing_of
+from gradsan.source.locate import statement_at
+from gradsan.source.tree import SourceFile
 
 _LEAVING = (ast.Return, ast.Continue, ast.Break, ast.Raise, ast.Yield, ast.YieldFrom, ast.Await)
 _LIGHT = frozenset(
@@ -307,89 +304,7 @@ def _is_light(source: SourceFile, node: ast.stmt, is_apart: bool) -> bool:
     return all(leaf_name(one) in _LIGHT or one in of_torch for one in calls)
 
 
-_DEEPEST = 6
-_NOT_VALUES = METADATA | {"backward", "grad"}
-
-
-def taken_from(taken: Frame, made: Frame) -> list[str]:
-    """The names read at ``taken`` whose value the statement at ``made``, of the same function, has computed.
-
-    Directly, or through statements between the two. Empty where the source is ambiguous.
-    """
-    reader, maker = statement_at(taken), statement_at(made)
-    if reader is None or maker is None or reader.node is maker.node or reader.function is not maker.function:
-        return []
-    found = [name for name in consumed_names(reader) if _comes_from(name, reader, reader.node, maker.node, _DEEPEST)]
-    own = _bound_to(made, maker)
-    return [own] if own in found else found
-
-
-def _bound_to(made: Frame, maker: Statement) -> str | None:
-    """The name that gets the operation at ``made``: ``b`` for the second call of ``a, b = net(x), net(y)``."""
-    node, computed = maker.node, expression_at(made)
-    target, value = (node.targets[0], node.value) if isinstance(node, ast.Assign) else (None, None)
-    if computed is None or not isinstance(target, ast.Tuple) or not isinstance(value, ast.Tuple):
-        return None
-    pairs = zip(target.elts, value.elts, strict=False)
-    return next((chain_key(to) for to, of in pairs if maker.source.span(of).contains(computed.span)), None)
-
-
 def bound_names(frame: Frame) -> list[str]:
     """The names that the statement at ``frame`` binds."""
     statement = statement_at(frame)
     return [] if statement is None else assigned_names(statement)
-
-
-def detach_reads(frames: Sequence[Frame], names: Sequence[str]) -> Change | None:
-    """The statement at ``frames`` with the reads of ``names`` detached: ``D(fake)`` becomes ``D(fake.detach())``.
-
-    The reads by the operations at ``frames``, if any, else all of the statement: one that computes two losses
-    reads a value for each. None where it reads none, or binds a name itself in place.
-    """
-    statement = statement_at(frames[0])
-    if statement is None or isinstance(statement.node, ast.AugAssign):
-        return None
-    source = statement.source
-    taking = [one.span for frame in frames if (one := expression_at(frame)) is not None]
-    within = [] if len(taking) < len(frames) else taking
-    edits: list[Edit] = []
-    for name in names:
-        reads = _edits_of_reads(source, statement.node, name)
-        if reads is None:
-            return None
-        edits += [one for one in reads if any(span.contains(one.span) for span in within)] or reads
-    return edited(source, edits, "detach")
-
-
-def _edits_of_reads(source: SourceFile, statement: ast.stmt, name: str) -> list[Edit] | None:
-    """``.detach()`` after each read of ``name``; None where it is called."""
-    edits: list[Edit] = []
-    for node in header_nodes(statement):
-        if not isinstance(node, ast.Name | ast.Attribute | ast.Subscript) or not isinstance(node.ctx, ast.Load):
-            continue
-        if chain_key(node) != name:
-            continue
-        parent, field = source.parents[node]
-        if isinstance(parent, ast.Call) and field == "func":
-            return None
-        if isinstance(parent, ast.Attribute) and parent.attr in _NOT_VALUES:
-            continue
-        span = source.span(node)
-        edits.append(Edit.after(span, ".detach()"))
-    return edits
-
-
-def _comes_from(name: str, reader: Statement, at: ast.stmt, maker: ast.stmt, depth: int) -> bool:
-    if reader.scope is None or depth == 0:
-        return False
-    found = reaching(reader.scope.body, at)
-    for key in (name, name.replace("[", ".").split(".")[0]):
-        for definition in found.get(key, frozenset()):
-            node = definition.statement
-            if node is maker:
-                return True
-            if node is None or node is at or not any(one.name == key and one.computed for one in bindings_of(node)):
-                continue
-            if any(_comes_from(one, reader, node, maker, depth - 1) for one in consumed_names(node)):
-                return True
-    return False

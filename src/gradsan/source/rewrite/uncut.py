@@ -22,7 +22,7 @@ from gradsan.source.flow.writing import definition_of
 from gradsan.source.identifiers import bindings_of, chain_key, consumed_names, leaf_name, local_nodes
 from gradsan.source.locate import expression_at, statement_at
 from gradsan.source.methods import METADATA, NUMBERS
-from gradsan.source.rewrite.moving import detach_reads
+from gradsan.source.rewrite.detached import detach_reads
 from gradsan.source.tree import FunctionNode, SourceFile, Span, header_nodes
 
 _STAYING = METADATA | {"detach", "detach_", "data", "backward"}
