@@ -16,21 +16,37 @@ from gradsan.record.log import Log, RawCall, RawWrite, backward_calls, calls_nea
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import StepLog, StepRecord, moved_storages
 
+_SAMPLED, _ELEMENTS = 8, 4
+
+
+def _first(leaf: torch.Tensor) -> torch.Tensor | None:
+    """A copy of the first elements of the first row; None where a tensor has no elements of its own."""
+    if type(leaf) not in _torch.PLAIN_TENSORS or not leaf.numel() or not _torch.has_values(leaf):
+        return None
+    row = leaf.detach()
+    while row.dim() > 1:
+        row = row[0]
+    return row.reshape(-1)[:_ELEMENTS].clone()
+
 
 class Noted:
     """Parameters as they were at a moment, held weakly."""
 
     def __init__(self, core: Log, parameters: Iterable[torch.Tensor]) -> None:
-        """Note the version and the memory of each."""
+        """Note the version and the memory of each, and some elements of a few."""
+        held = list(parameters)
         self._clock = core.clock
-        self._held = [(_torch.weak_tensor(one), one._version, _torch.storage_or_none(one)) for one in parameters]
+        self._held = [(_torch.weak_tensor(one), one._version, _torch.storage_or_none(one)) for one in held]
+        samples = ((_torch.weak_tensor(one), _first(one)) for one in held[:_SAMPLED])
+        self._elements = [(weak, some) for weak, some in samples if some is not None]
 
     def was_written(self) -> bool:
-        """Whether the counter of one that is alive has moved since, or ``.data`` has given it other memory."""
+        """Whether one that is alive was written since: by its counter, its memory, or its elements, as NumPy writes."""
         alive = ((leaf, version, storage) for weak, version, storage in self._held if (leaf := weak()) is not None)
-        return any(
-            leaf._version > version or _torch.storage_or_none(leaf) != storage for leaf, version, storage in alive
-        )
+        if any(leaf._version > version or _torch.storage_or_none(leaf) != storage for leaf, version, storage in alive):
+            return True
+        sampled = ((leaf, some) for weak, some in self._elements if (leaf := weak()) is not None)
+        return any((now := _first(leaf)) is None or not torch.equal(now, some) for leaf, some in sampled)
 
     def was_logged(self, core: Log, steps: StepLog, since: int) -> bool:
         """Whether the logs have a write to one of them: a step after ``since``, or one past the counter of a tensor."""

@@ -94,7 +94,7 @@ _NAMES = {
     "intent.flags": "Flag drops_result flags_cleared reads_flag reads_scale sets_own_flag writes_into_result",
     "intent.gradients": (
         "clears_each_part draws_both is_loss_read_elsewhere kept_gradient left_out reads_gradient_beside "
-        "reads_gradients unreturned_gradient"
+        "reads_gradients sets_gradients unreturned_gradient"
     ),
     "joined": "on_own_lines",
     "locate": "Expression Statement expression_at expressions_at is_argument statement_at",

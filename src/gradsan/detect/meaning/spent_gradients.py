@@ -133,7 +133,7 @@ class SpentGradients(RoundDetector):
         """Check an optimizer's first step: flags that were to freeze what it has, and its closure."""
         from gradsan.detect.meaning.wrong_steps import UNREAD, unfed_closure, unread_flags
 
-        self._report_wrong(unfed_closure(self._core, self._steps.steps, optimizer))
+        self._report_wrong(unfed_closure(self._core, self._steps.steps, optimizer, sys._getframe(1)))
         stack = self._core.stack()
         # A program may make one optimizer per task.
         is_due = stack not in self._stepped_at and len(self._stepped_at) < _LINES_STEPPING

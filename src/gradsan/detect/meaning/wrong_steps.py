@@ -152,8 +152,13 @@ def frozen_step(steps: list[StepRecord], optimizer: Optimizer) -> WrongStep | No
     return None
 
 
-def unfed_closure(core: Core, steps: list[StepRecord], optimizer: Optimizer) -> WrongStep | None:
-    """Return the step of an LBFGS that has just evaluated its closure several times, and got the same gradient."""
+def unfed_closure(
+    core: Core, steps: list[StepRecord], optimizer: Optimizer, frame: FrameType | None
+) -> WrongStep | None:
+    """Return the step of an LBFGS that has just evaluated its closure several times, and got the same gradient.
+
+    None where the program at ``frame`` sets or reads gradients itself: a closure may have its own formula.
+    """
     record = next((one for one in reversed(steps) if one.identity == id(optimizer)), None)
     if not isinstance(optimizer, LBFGS) or record is None:
         return None
@@ -167,7 +172,9 @@ def unfed_closure(core: Core, steps: list[StepRecord], optimizer: Optimizer) -> 
     with torch.no_grad():
         now = torch.cat([one.grad.reshape(-1) for one in held if one.grad is not None])
         is_same = now.shape == before.shape and torch.equal(now, before) and bool(now.any())
-    return WrongStep("closure", record.stack, record.optimizer) if is_same else None
+    if not is_same or any(source.sets_gradients(one) or source.reads_gradients(one) for one in files_of_program(frame)):
+        return None
+    return WrongStep("closure", record.stack, record.optimizer)
 
 
 _MISSPELT = re.compile(r"_?requi[a-z]*_?gr[a-z]*d[a-z]*_?", re.IGNORECASE)

@@ -30,6 +30,18 @@ def reads_gradients(file: str) -> bool:
     return source is None or any(_is_gradient_read(source, node) for node in source.nodes)
 
 
+@functools.lru_cache(maxsize=256)
+def sets_gradients(file: str) -> bool:
+    """Whether code in ``file`` assigns some ``.grad`` other than None; True where the source is not available."""
+    source = read_source(file)
+    for node in () if source is None else source.nodes:
+        if isinstance(node, ast.Attribute) and node.attr == "grad" and isinstance(node.ctx, ast.Store):
+            value = getattr(source.statement(node), "value", None) if source is not None else None
+            if not (isinstance(value, ast.Constant) and value.value is None):
+                return True
+    return source is None
+
+
 def draws_both(frame: Frame) -> bool:
     """Whether the file of a ``sample()`` calls ``rsample``, too, and so knows the difference; True in doubt."""
     source = read_source(frame.file)
