@@ -121,7 +121,10 @@ def test_the_first_help_does_no_harm_and_some_candidate_is_right(name: str, tmp_
     assert not any(programs.is_one_of(one, right) for one in harmful)
     assert not any(programs.is_one_of(known[text], harmful) for text in shown)
     assert not case.first_is_right or any(programs.is_one_of(known[text], right) for text in shown)
-    if not any(programs.is_one_of(known[text], right) for text in tried if text in known):
+    if case.is_for_words:
+        everything = programs.outcomes(list(dict.fromkeys(tried)), file)
+        assert not any(programs.is_one_of(one, harmful) for one in everything.values())
+    elif not any(programs.is_one_of(known[text], right) for text in tried if text in known):
         others = programs.outcomes(list(dict.fromkeys(tried)), file)
         assert any(programs.is_one_of(one, right) for one in others.values())
 

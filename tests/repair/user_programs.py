@@ -31,13 +31,17 @@ Outcome = tuple[float, ...] | str
 
 @dataclass(frozen=True)
 class Case:
-    """``right`` and ``harmful`` are the texts of whole programs; ``first_is_right`` asks it of the first help."""
+    """``right`` and ``harmful`` are the texts of whole programs; ``first_is_right`` asks it of the first help.
+
+    With ``is_for_words`` no candidate can be proved right, and none at all may be harmful.
+    """
 
     name: str
     broken: str
     right: tuple[str, ...]
     harmful: tuple[str, ...]
     first_is_right: bool = False
+    is_for_words: bool = False
 
 
 def case(name: str) -> Case:
@@ -48,7 +52,8 @@ def case(name: str) -> Case:
     def versions(kind: str) -> tuple[str, ...]:
         return tuple(_edited(program, one["edits"]) for one in told.get(kind, ()))
 
-    return Case(name, program, versions("right"), versions("harmful"), told.get("first_is_right", False))
+    asked = (told.get("first_is_right", False), told.get("is_for_words", False))
+    return Case(name, program, versions("right"), versions("harmful"), *asked)
 
 
 def _edited(text: str, edits: list[list[str]]) -> str:

@@ -343,7 +343,7 @@ def anew_or_cut(once: BuiltOnce) -> tuple[Fix, ...]:
         return *without, again
     # A loss's target keeps its computed value; a name that suggests one puts the detach first, and a run decides.
     if bound_at is not None and used is not None and source.is_target_in_rounds(bound_at, used, once.name):
-        return *without, again
+        return without
     is_named = heuristics.stays_as_computed(once.name)
     if is_named or once.is_trained:
         unsure = [

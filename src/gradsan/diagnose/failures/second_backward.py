@@ -156,11 +156,13 @@ def _carried(case: _Case) -> Diagnosis:
 
 
 def _is_average(case: _Case, made: Sequence[Site]) -> bool:
-    """Whether the loss divides a sum to which each round adds: an average of all losses so far."""
-    adds = any(source.reads_what_it_binds(frame) for site in made for frame in site.user_frames)
+    """Whether the loss scales a sum to which each round adds, or that sum itself does: an average of all losses."""
+    frames = [frame for site in made for frame in site.user_frames]
     paths = (one.passed for one in case.failure.clues if isinstance(one, PathClue))
-    is_divided = any(node.name.startswith("Div") and node.is_younger for path in paths for node in path)
-    return adds and is_divided and bool(case.bridge.values.get("is_scaled"))
+    is_scaled = any(node.name.startswith(("Div", "Mul")) and node.is_younger for path in paths for node in path)
+    is_scaled = is_scaled and any(source.reads_what_it_binds(frame) for frame in frames)
+    is_average = is_scaled or any(source.reads_what_it_binds(frame, times=2) for frame in frames)
+    return is_average and bool(case.bridge.values.get("is_sum"))
 
 
 def _shared(case: _Case) -> Diagnosis:

@@ -18,6 +18,7 @@ from gradsan.source.flow.bindings import method_receiver
 from gradsan.source.flow.kept import is_kept_here, kept_since
 from gradsan.source.identifiers import leaf_name, local_nodes
 from gradsan.source.locate import statement_at
+from gradsan.source.methods import CUTTING
 from gradsan.source.rewrite.moving import is_whole_lines, names_read
 from gradsan.source.rewrite.renewing import (
     constructs,
@@ -248,10 +249,13 @@ def _first_after_docstring(loop: ast.For | ast.While | ast.FunctionDef) -> ast.s
 
 
 def _depending(between: list[ast.stmt], wanted: set[str]) -> list[ast.stmt]:
-    """The first of the statements and those that depend on it, if ``wanted`` names are computed by them."""
+    """The first of the statements and those that depend on it, if ``wanted`` names are computed by them.
+
+    A value that the program detaches is to stay as it was computed.
+    """
     hanging, tainted = [], set[str]()
     for position, node in enumerate(between):
-        if position == 0 or blocks.names_read([node]) & tainted:
+        if position == 0 or (blocks.names_read([node]) & tainted and not _is_detached(node)):
             hanging.append(node)
             tainted |= _bound(node)
     needed = set(wanted)
@@ -261,6 +265,11 @@ def _depending(between: list[ast.stmt], wanted: set[str]) -> list[ast.stmt]:
             chosen.append(node)
             needed |= blocks.names_read([node])
     return chosen[::-1]
+
+
+def _is_detached(node: ast.stmt) -> bool:
+    value = node.value if isinstance(node, ast.Assign) else None
+    return isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in CUTTING
 
 
 def _is_state(moving: Sequence[ast.stmt]) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Iterator
+from pathlib import Path
 
 from gradsan.source.flow.reaching import Definition, reaching
 from gradsan.source.flow.scopes import arguments_of
 from gradsan.source.flow.targets import aliased_expression
 from gradsan.source.identifiers import chain_key, leaf_name, local_nodes, parameters
 from gradsan.source.methods import PIECES
-from gradsan.source.tree import FunctionNode, SourceFile
+from gradsan.source.tree import FunctionNode, SourceFile, read_source
 
 _DEPTH = 3
 
@@ -28,11 +29,16 @@ def shared_names(source: SourceFile, value: ast.expr, depth: int = _DEPTH) -> fr
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in PIECES:
         return shared_names(source, value.func.value, depth)
     if isinstance(value, ast.Call) and depth:
-        called = _function_of_file(source, leaf_name(value.func) or "")
-        if called is not None:
-            given = dict(arguments_of(called, value))
-            passed = (given[name] for name in _returned(source, called, depth - 1) if name in given)
-            return frozenset().union(*(shared_names(source, one, depth - 1) for one in passed))
+        functions = _functions_called(source, value.func)
+        found: frozenset[str] = frozenset()
+        for file, called in functions:
+            given, names = dict(arguments_of(called, value)), _returned(file, called, depth - 1)
+            passed = (given[name] for name in names if name in given)
+            found = found.union(
+                (one for one in names if "." in one), *(shared_names(source, one, depth - 1) for one in passed)
+            )
+        if functions:
+            return found
     root = aliased_expression(source, value)
     key = None if root is None else chain_key(root)
     return frozenset() if key is None else frozenset({key})
@@ -40,7 +46,9 @@ def shared_names(source: SourceFile, value: ast.expr, depth: int = _DEPTH) -> fr
 
 @functools.lru_cache(maxsize=64)
 def _returned(source: SourceFile, function: FunctionNode, depth: int) -> frozenset[str]:
-    """The parameters of which a function returns views, or that it returns themselves."""
+    """The parameters, and attributes of ``self``, that a function returns itself, or views of which it returns."""
+    if isinstance(function, ast.Lambda):
+        return shared_names(source, function.body, depth) & frozenset(parameters(function))
     nodes = local_nodes(function)
     found = frozenset[str]().union(
         *(shared_names(source, one.value, depth) for one in nodes if isinstance(one, ast.Return) and one.value)
@@ -51,7 +59,7 @@ def _returned(source: SourceFile, function: FunctionNode, depth: int) -> frozens
         if more <= found:
             break
         found |= more
-    return found & frozenset(parameters(function))
+    return found & frozenset(parameters(function)) | {name for name in found if name.startswith("self.")}
 
 
 def _bindings(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
@@ -63,15 +71,29 @@ def _bindings(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
                 yield name.id, values[at] if len(values) == len(names) else node.value
 
 
-def _function_of_file(source: SourceFile, name: str) -> FunctionNode | None:
-    found = [one for one in source.nodes if isinstance(one, ast.FunctionDef) and one.name == name]
-    return found[0] if len(found) == 1 else None
+def _functions_called(source: SourceFile, function: ast.expr) -> list[tuple[SourceFile, FunctionNode]]:
+    """The functions of that name: of the file, also those that it binds to the name, and of a file beside it."""
+    name, owner = leaf_name(function), chain_key(function.value) if isinstance(function, ast.Attribute) else None
+    found: list[tuple[SourceFile, FunctionNode]] = []
+    for node in source.nodes:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            found.append((source, node))
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
+            found += [(source, node.value) for one in node.targets if leaf_name(one) == name]
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names = {one.asname or one.name: one.name for one in node.names}
+            module = names.get(owner or "") if isinstance(node, ast.Import) else node.module
+            wanted = name if isinstance(node, ast.Import) else names.get(name or "")
+            beside = read_source(str(Path(source.file).parent / f"{(module or '').replace('.', '/')}.py"))
+            defined = [] if beside is None or not wanted else [(beside, one) for one in beside.nodes]
+            found += [(file, one) for file, one in defined if isinstance(one, ast.FunctionDef) and one.name == wanted]
+    return found
 
 
-def is_read_as_whole(source: SourceFile, binding: ast.Assign, written: ast.Name) -> bool:
-    """Whether the variable of which ``binding`` took a part as ``written`` is read after the write, as it was then.
+def is_read_as_whole(source: SourceFile, binding: ast.stmt, value: ast.expr, written: ast.Name) -> bool:
+    """Whether the variable of which ``written`` is a part, of ``value``, is read after the write, as it was then.
 
-    An attribute may be read anywhere.
+    ``binding`` is the statement that takes the part. An attribute may be read anywhere.
     """
     statement, scope = source.statement(written), source.function(written) or source.module
     if statement is None or isinstance(scope, ast.Lambda):
@@ -81,7 +103,7 @@ def is_read_as_whole(source: SourceFile, binding: ast.Assign, written: ast.Name)
         for node in local_nodes(scope)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and source.span(node) > source.span(statement)
     ]
-    for name in shared_names(source, binding.value) - {written.id}:
+    for name in shared_names(source, value) - {written.id}:
         if "." in name:
             return True
         held = _definitions(scope, binding, name)

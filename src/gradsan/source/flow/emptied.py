@@ -14,13 +14,14 @@ from gradsan.source.locate import Statement, statement_at
 from gradsan.source.tree import FunctionNode, SourceFile, header_nodes
 
 
-def forget_collected(frames: Sequence[Frame], name: str) -> tuple[Change, str] | None:
+def forget_collected(frames: Sequence[Frame], name: str) -> tuple[Change | None, str] | None:
     """A line after the round of ``frames`` that clears the list ``name``, and its text.
 
     That is a call of the method with which the list's own class clears it, else a ``del`` of its elements and of those
     of the lists that are filled beside it and read where the round's function reads this one. None where nothing in the
     file adds to the list, where a round begins with a new one, for a deque of bounded length, which keeps values, and
-    where a round reads what others have left: a state, an average of the last losses.
+    where a round reads what others have left: a state, an average of the last losses. No line where one of the lists
+    beside it is read when the rounds are over: a report of all rewards.
     """
     statement = statement_at(frames[0])
     if statement is None:
@@ -36,6 +37,8 @@ def forget_collected(frames: Sequence[Frame], name: str) -> tuple[Change, str] |
     drawn = _drawn_from(scope)
     names = [name, *dict.fromkeys(one for one in others if one != name and one in read and one not in drawn)]
     method = next(_emptying(source, last), None) if owner else None
+    if not method and any(_is_read_at_the_end(source, scope, one) for one in names[1:]):
+        return None, f"del {name}[:]"
     text = f"{owner}.{method}()" if method else f"del {', '.join(f'{one}[:]' for one in names)}"
     if not method and any(deque_made(source, one) is not None for one in names):
         text = "; ".join(f"{one}.clear()" for one in names)
@@ -76,6 +79,28 @@ def _needed_beside(statement: Statement, owner: str, last: str) -> Iterator[str]
         is_other = is_bounded(source, one) or _is_renewed(source, one, owner) or _is_state(source, other, adding)
         if adding and not is_other:
             yield one
+
+
+def _is_read_at_the_end(source: SourceFile, scope: FunctionNode | ast.Module, name: str) -> bool:
+    """Whether code outside of the round's function, and of all loops, reads a list by the name that it has there."""
+    reads = (one for one in source.nodes if chain_key(one) == name and isinstance(getattr(one, "ctx", None), ast.Load))
+    for node in () if name.startswith("self.") else reads:
+        parent, _ = source.parents[node]
+        is_counted = isinstance(parent, ast.Call) and leaf_name(parent.func) == "len"
+        statement = source.statement(node)
+        place = None if is_counted or statement is None else _in_no_loop(source, statement)
+        if place is not None and place is not scope:
+            return True
+    return False
+
+
+def _in_no_loop(source: SourceFile, node: ast.AST) -> ast.AST | None:
+    """The function or module that a node belongs to; None inside a loop of it, or of a class."""
+    while not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
+        if isinstance(node, ast.For | ast.While | ast.ClassDef):
+            return None
+        node = source.parents[node][0]
+    return node
 
 
 def _drawn_from(scope: FunctionNode | ast.Module) -> set[str | None]:

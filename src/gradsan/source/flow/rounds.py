@@ -11,14 +11,7 @@ from gradsan.source.change import Change, Edit, add_keyword, checked, edited, in
 from gradsan.source.flow.modules import Shape, detached_form, object_cut, shape_in_source
 from gradsan.source.flow.reaching import runs_more_often
 from gradsan.source.flow.targets import aliased_expression
-from gradsan.source.identifiers import (
-    assigned_names,
-    bindings_of,
-    chain_key,
-    consumed_names,
-    leaf_name,
-    local_nodes,
-)
+from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, consumed_names, leaf_name, local_nodes
 from gradsan.source.locate import Expression, expression_at, scope_of, statement_at
 from gradsan.source.methods import ADDING
 from gradsan.source.tree import SourceFile, Span, header_nodes, read_source
@@ -196,13 +189,15 @@ def is_read_afterwards(frame: Frame) -> bool:
     return any(names & set(consumed_names(one)) for one in later if one.lineno > written.span.end_line)
 
 
-def reads_what_it_binds(frame: Frame) -> bool:
-    """Whether the assignment at ``frame`` updates its own value: ``self.mean = b * self.mean + x``, ``total += x``."""
+def reads_what_it_binds(frame: Frame, *, times: int = 1) -> bool:
+    """Whether the assignment at ``frame`` reads its own value: ``total += x``; twice, ``mean += (x - mean) / n``."""
     statement = statement_at(frame)
     if statement is None or not isinstance(statement.node, ast.Assign | ast.AnnAssign | ast.AugAssign):
         return False
     names = set(assigned_names(statement.node))
-    return isinstance(statement.node, ast.AugAssign) or bool(names & set(consumed_names(statement.node)))
+    value = statement.node.value
+    reads = [one for one in ast.walk(value) if chain_key(one) in names] if value is not None else []
+    return len(reads) + isinstance(statement.node, ast.AugAssign) >= times
 
 
 def enter_each_round(used_at: Frame, context: str) -> Change | None:

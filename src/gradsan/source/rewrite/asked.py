@@ -274,12 +274,23 @@ def input_itself(frame: Frame) -> Change | None:
         while isinstance(base, ast.Call) and isinstance(base.func, ast.Attribute) and base.func.attr in _COPYING:
             called.add(base.func.attr)
             base = base.func.value
+        made = None if chain_key(base) is None else _bound_last(statement, chain_key(base) or "")
+        if made is not None and _is_computed_before(statement, made.lineno):
+            return None
         if "clone" in called and (chain_key(base) is not None or isinstance(base, ast.Subscript)):
             edits.append(Edit(statement.source.span(part), statement.source.text(base)))
     return edited(statement.source, edits, "input_itself")
 
 
 _COPYING = frozenset({"clone", "contiguous"})
+
+
+def _bound_last(statement: Statement, name: str) -> ast.stmt | None:
+    """The one statement of the function that may have bound ``name`` for a read at ``statement``."""
+    if statement.scope is None:
+        return None
+    found = [one.statement for one in reaching(statement.scope.body, statement.node).get(name, ())]
+    return found[0] if len(found) == 1 else None
 
 
 def _is_computed_before(statement: Statement, line: int) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.flow.reaching import reaching
+from gradsan.source.flow.scopes import arguments_of
 from gradsan.source.identifiers import bindings_of, chain_key, consumed_names, leaf_name, local_nodes
 from gradsan.source.locate import Statement, expression_at, statement_at
 from gradsan.source.methods import METADATA
@@ -56,16 +57,28 @@ def detach_reads(frames: Sequence[Frame], names: Sequence[str]) -> Change | None
 
 
 def _differentiated(statement: Statement) -> set[str]:
-    """The variables that calls of ``autograd.grad`` in a function differentiate, or differentiate by."""
+    """The variables that calls of ``autograd.grad`` differentiate, or differentiate by: in a function, or for it.
+
+    What a function of the file is given counts where it passes that on to ``grad``: ``force(energy(x), x)``.
+    """
     nodes = [] if statement.scope is None else local_nodes(statement.scope)
-    calls = [one for one in nodes if isinstance(one, ast.Call) and leaf_name(one.func) == "grad"]
-    given = [part for one in calls for part in (*one.args[:2], *(keyword.value for keyword in one.keywords))]
-    return {
-        key
-        for part in given
-        for node in ast.walk(part)
-        if isinstance(node, ast.expr) and (key := chain_key(node)) is not None
-    }
+    given = list(_given_to_grad(nodes))
+    for function in (one for one in statement.source.nodes if isinstance(one, ast.FunctionDef)):
+        passed = _keys(_given_to_grad(local_nodes(function)))
+        calls = [one for one in nodes if isinstance(one, ast.Call) and leaf_name(one.func) == function.name]
+        given += [value for call in calls if passed for name, value in arguments_of(function, call) if name in passed]
+    return _keys(given)
+
+
+def _given_to_grad(nodes: Sequence[ast.AST]) -> Iterator[ast.expr]:
+    for one in nodes:
+        if isinstance(one, ast.Call) and leaf_name(one.func) == "grad":
+            yield from (*one.args[:2], *(keyword.value for keyword in one.keywords))
+
+
+def _keys(parts: Iterable[ast.expr]) -> set[str]:
+    inside = (node for part in parts for node in ast.walk(part) if isinstance(node, ast.expr))
+    return {key for node in inside if (key := chain_key(node)) is not None}
 
 
 def _edits_of_reads(source: SourceFile, statement: ast.stmt, name: str) -> list[Edit] | None:

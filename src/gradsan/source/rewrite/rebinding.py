@@ -249,10 +249,11 @@ def _is_argument(source: SourceFile, target: ast.Name) -> bool:
 def _has_alias(source: SourceFile, scope: FunctionNode | ast.Module, written: ast.Name) -> bool:
     """Whether another name stands for the same tensor and is, or may be, read after the write."""
     for node in local_nodes(scope):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and written.id in _names_bound(node):
+        value, bound = getattr(node, "value", None), source.statement(node)
+        if isinstance(value, ast.Call) and bound is not None and written.id in _names_bound(node):
             # ``keep, move = self.parts(x)``: a new ``move`` is no part of ``x`` any more.
-            is_view = aliased_expression(source, node.value) is not None
-            if not is_view and is_read_as_whole(source, node, written):
+            is_view = aliased_expression(source, value) is not None
+            if (not is_view or node is not bound) and is_read_as_whole(source, bound, value, written):
                 return True
         for target, value in _pairs(node):
             root = aliased_expression(source, value)
@@ -271,8 +272,10 @@ def _has_alias(source: SourceFile, scope: FunctionNode | ast.Module, written: as
     return False
 
 
-def _names_bound(node: ast.Assign) -> set[str]:
-    return {name for target in node.targets for name in _names_in(target)}
+def _names_bound(node: ast.AST) -> set[str]:
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    targets = [node.target] if isinstance(node, ast.AnnAssign | ast.NamedExpr) else targets
+    return {name for target in targets for name in _names_in(target)}
 
 
 def _views_itself(source: SourceFile, scope: FunctionNode | ast.Module, name: str) -> bool:
