@@ -89,6 +89,7 @@ class SpentGradients(RoundDetector):
         self._forgotten = ForgottenSteps(run.core, run.steps, self._making)
         self._begun = self._gone_on = self._since = 0
         self._frozen: list[tuple[RawStack, IdleClip]] = self._notes([])
+        self._coasting: list[WrongStep] = self._notes([])
         self._rounds_at = self._notes(collections.Counter[Hashable]())
 
     def forget(self) -> None:
@@ -108,14 +109,12 @@ class SpentGradients(RoundDetector):
         order = walk.engine_order(read_backward(entry).roots)
         leaves = [one for one in walk.leaves_of(order) if one.requires_grad]
         is_plain = all(type(one) in _torch.PLAIN_TENSORS and id(one) in owned for one in leaves)
-        has_hooks = any(_torch.has_leaf_hooks(one) for one in leaves)
-        is_hooked = has_hooks or any(map(may_look, order))
+        is_hooked = any(map(_torch.has_leaf_hooks, leaves)) or any(map(may_look, order))
         if not is_plain or is_hooked or any(True for _ in naming.find(sys._getframe(1), _keeps_gradient)):
             leaves = []
         self._leaves = [_torch.weak_tensor(one) for one in reversed(leaves)]
         self._gradients, self._refilled, self._dropped = [], [], {}
-        for one in (self._taken, self._bound, self._storages):
-            one.clear()
+        self._taken, self._bound, self._storages = collections.Counter(), {}, set()
         self._is_read = self._is_clipped = self._is_suspect = False
         self._begun, self._is_scaled = entry.clock, self._calls_of_program.is_scaled(entry.outputs)
         self._calls_of_program.begin()
@@ -148,15 +147,16 @@ class SpentGradients(RoundDetector):
         """Check a later step of an optimizer: what it has moved although it is frozen."""
         from gradsan.detect.meaning.wrong_steps import frozen_step
 
-        self._report_wrong(frozen_step(self._steps.steps, optimizer))
+        self._coasting += filter(None, [frozen_step(self._steps.steps, optimizer)])
 
     @_torch.hushed()
     def settle(self) -> None:
         """Report the lines whose gradients no step has used until the end, and clips of what stayed frozen."""
         if len(self._steps.steps) > 1:
-            from gradsan.detect.meaning.wrong_steps import steps_at_the_end
+            from gradsan.detect.meaning.wrong_steps import is_left_so, steps_at_the_end
 
-            for one in steps_at_the_end(self._core, self._since, self._steps.steps, self._optimizers()):
+            left = [one for one in self._coasting if is_left_so(one, self._steps.steps)]
+            for one in (*left, *steps_at_the_end(self._core, self._since, self._steps.steps, self._optimizers())):
                 self._report_wrong(one)
         for stack, idle in self._frozen:
             if idle.is_frozen:

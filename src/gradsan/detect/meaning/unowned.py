@@ -41,6 +41,7 @@ from torch.autograd.graph import Node
 from torch.optim.optimizer import Optimizer
 
 from gradsan import _torch
+from gradsan.detect.kept_gradients import program_reads_gradients
 from gradsan.detect.meaning.made import Made, Making
 from gradsan.detect.memory import Uncounted
 from gradsan.graph import naming, walk
@@ -193,6 +194,9 @@ class Unowned(Finder):
         from gradsan.detect.meaning.evidence import Evidence
 
         evidence = Evidence(self._core, self._making, owned, order, entry, self._was_frozen)
+        if kind is not None and program_reads_gradients(sys._getframe(2)):
+            # It updates by hand; the optimizer may be there for its schedule.
+            return
         kinds = {id(one): kind or evidence.of(one) for one in fresh}
         for one in fresh:
             if kinds[id(one)] is None:

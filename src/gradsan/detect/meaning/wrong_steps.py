@@ -42,6 +42,7 @@ from gradsan.record.steps import StepRecord
 ROW, UNREAD = "step_without_its_gradients", "flag_unread"
 _FLAG = "requires_grad"
 _PAIRS, _STEPS = 2, 3
+_FIRST_MOMENTS = frozenset({"exp_avg", "momentum_buffer"})
 
 
 class WrongStep(NamedTuple):
@@ -51,6 +52,8 @@ class WrongStep(NamedTuple):
     stack: RawStack
     optimizer: str
     filled: RawStack | None = None
+    moved: int = 0
+    """The memory of a frozen parameter."""
 
     def clues(self) -> tuple[Clue, ...]:
         """Return the clues of the report."""
@@ -135,21 +138,32 @@ def steps_at_the_end(
 def frozen_step(steps: list[StepRecord], optimizer: Optimizer) -> WrongStep | None:
     """Return the step that an optimizer has just made, if it moved a frozen parameter beside trained ones.
 
-    Without a gradient (None) it would have let it alone; a gradient that is not zero may be set by hand.
+    Without a gradient (None) it would have let it alone; a gradient that is not zero may be set by hand. Second moments
+    alone move nothing, and neither does a rate of zero. A group of frozen parameters alone decays on purpose.
     """
     record = next((one for one in reversed(steps) if one.identity == id(optimizer)), None)
     if record is None or not any(one.requires_grad for one in _torch.parameters_of(optimizer)):
         return None
     moves = zip(record.storages, record.before, record.after, strict=False)
     moved = {storage for storage, before, after in moves if before != after}
-    for group in optimizer.param_groups:
-        for one in group["params"]:
+    for group in optimizer.param_groups if moved else ():
+        decays = group.get("weight_decay") and any(one.requires_grad for one in group["params"])
+        for one in group["params"] if group.get("lr") else ():
             is_frozen = not one.requires_grad and one.grad is not None and _torch.storage_or_none(one) in moved
-            held = optimizer.state.get(one, {}).values() if is_frozen else ()
-            coasts = any(torch.is_tensor(it) and it.shape == one.shape and bool(it.any()) for it in held)
-            if is_frozen and (coasts or group.get("weight_decay")) and not one.grad.any():
-                return WrongStep("frozen", record.stack, record.optimizer)
+            held = optimizer.state.get(one, {}) if is_frozen else {}
+            coasts = any(torch.is_tensor(it) and bool(it.any()) for name, it in held.items() if name in _FIRST_MOMENTS)
+            if is_frozen and (coasts or decays) and not one.grad.any():
+                return WrongStep("frozen", record.stack, record.optimizer, moved=_torch.storage_or_none(one))
     return None
+
+
+def is_left_so(wrong: WrongStep, steps: list[StepRecord]) -> bool:
+    """Whether nobody has put a frozen parameter back to its values between the steps that moved it."""
+    ours = [one for one in steps if one.stack == wrong.stack and wrong.moved in one.storages]
+    versions = [(one.before, one.after, one.storages.index(wrong.moved)) for one in ours]
+    return all(
+        after[at] == before[there] for (_, after, at), (before, _, there) in itertools.pairwise(versions[-_PAIRS:])
+    )
 
 
 def unfed_closure(
