@@ -16,6 +16,7 @@ expression and place that read it past its graph), ``backward`` (the last one, w
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 import weakref
 from collections import Counter
@@ -153,7 +154,7 @@ class MissingGradients(Detector):
         listed = [
             naming.clue_of(named.get(id(one)), frame, {**_torch.facts_of(one), **counts}) for one in missing[:_NAMED]
         ]
-        if is_all and sum(one.numel() for one in held) == 1 and _is_placeholder(listed[0]):
+        if is_all and sum(one.numel() for one in held) == 1 and _is_placeholder(listed[0], frame):
             return
         if not is_all:
             own = [
@@ -310,12 +311,15 @@ def _starved(held: list[Any], failure: Failure) -> _Starved:
     return _Starved([_torch.weak_tensor(one) for one in held], failure)
 
 
-def _is_placeholder(parameter: Clue) -> bool:
+def _is_placeholder(parameter: Clue, frame: FrameType) -> bool:
     """Whether nothing has or reads an optimizer's only number: a schedule or a trainer wants some parameter."""
     if parameter.name is None:
         return True
-    frame, attribute = None if parameter.site is None else parameter.site.user_frame, parameter.values.get("attribute")
-    return frame is not None and attribute is not None and not source.reads_flag(frame.file, str(attribute))
+    made, attribute = None if parameter.site is None else parameter.site.user_frame, parameter.values.get("attribute")
+    if made is None or attribute is None:
+        # The optimizer was given the list or the variable.
+        return not source.reads_value_of(frame.f_code.co_filename, re.split(r"[.\[]", parameter.name)[0], times=1)
+    return not source.reads_value_of(made.file, str(attribute))
 
 
 def _names(tensors: list[torch.Tensor], frame: FrameType) -> dict[int, str]:

@@ -90,11 +90,16 @@ _NAMES = {
     ),
     "identifiers": "assigned_names consumed_names dropped_update",
     "intent.conditions": "clears_its_condition compared_scores context_around is_called_with_graph is_conditional",
-    "intent.contents": "adds_noise detached_for_copy elements_updated_by makes_discrete spoils_data writes_at_random",
-    "intent.flags": "Flag drops_result flags_cleared reads_flag reads_scale sets_own_flag writes_into_result",
+    "intent.contents": (
+        "adds_noise detached_for_copy elements_updated_by is_state_of_loader makes_discrete operand_given "
+        "spoils_data writes_at_random"
+    ),
+    "intent.flags": (
+        "Flag drops_result flags_cleared reads_flag reads_scale reads_value_of sets_own_flag writes_into_result"
+    ),
     "intent.gradients": (
         "clears_each_part draws_both is_loss_read_elsewhere kept_gradient left_out reads_gradient_beside "
-        "reads_gradients sets_gradients unreturned_gradient"
+        "reads_gradients sets_gradients steps_in_some_rounds unreturned_gradient"
     ),
     "joined": "on_own_lines",
     "locate": "Expression Statement expression_at expressions_at is_argument statement_at",

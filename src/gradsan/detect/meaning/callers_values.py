@@ -43,7 +43,8 @@ def given_to(raw: RawWrite, written: Site) -> Iterator[Given]:
     first = named
     while named is not None and position:
         own, here = frames[position], named
-        private = source.detached_for_copy(own, here) if here is first else None
+        is_procedure = is_named_in_place(own.function)
+        private = source.detached_for_copy(own, here) if here is first and not is_procedure else None
         named = source.alias_of(own, named) or named
         at = own
         if private is not None:

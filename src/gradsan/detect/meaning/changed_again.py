@@ -42,6 +42,13 @@ _BENDS = frozenset({"log_", "log1p_", "log2_", "log10_", "sqrt_", "pow_", "squar
 SCALES = _BENDS | {"mul_", "div_", "__imul__", "__itruediv__", "true_divide_", "multiply_", "divide_"}
 FACTORS = frozenset({"mul_", "__imul__", "multiply_"})
 _ADDS = frozenset({"add_", "__iadd__"})
+_KINDS = {
+    "add": frozenset({"add_", "__iadd__"}),
+    "sub": frozenset({"sub_", "__isub__", "subtract_"}),
+    "mul": FACTORS,
+    "div": frozenset({"div_", "__itruediv__", "true_divide_", "divide_"}),
+}
+_INVERSE = {"add": "sub", "sub": "add", "mul": "div", "div": "mul"}
 FADES = 0.5
 SHIFTS = frozenset({"add_", "sub_", "__iadd__", "__isub__", "subtract_"})
 _BOUNDS = frozenset({"clamp_", "clamp_min_", "clamp_max_", "clip_", "abs_", "nan_to_num_", "neg_", "round_"})
@@ -193,7 +200,9 @@ class ChangedAgain(Finder):
                 self._tell(used, stacks, parts, sites, name, ops, {"is_factor": "", "is_shifted": "yes"})
             return
         each = list(zip(ops, numbers, is_own, strict=True))
-        if _is_undone(each):
+        if _is_undone(each) or _is_taken_back(ops, [source.operand_given(one) for one in places]):
+            return
+        if is_of_loader and source.is_state_of_loader(at, held):
             return
         takes_in = any(op in _ADDS and number is None and not own for op, number, own in each)
         scaled = max(at for at, op in enumerate(ops) if op in SCALES)
@@ -294,6 +303,20 @@ def _is_undone(each: list[tuple[str, float | None, bool]]) -> bool:
             return False
         whole *= number if op in FACTORS else 1 / number
     return abs(whole - 1) < _EQUAL
+
+
+def _is_taken_back(ops: tuple[str, ...], operands: list[str | None]) -> bool:
+    """Whether each change is undone by a later one with the same operand, the last one first."""
+    open_: list[tuple[str, str]] = []
+    for op, given in zip(ops, operands, strict=True):
+        kind = next((one for one, names in _KINDS.items() if op in names), None)
+        if kind is None or given is None:
+            return False
+        if open_ and open_[-1] == (_INVERSE[kind], given):
+            open_.pop()
+        else:
+            open_.append((kind, given))
+    return not open_
 
 
 def _is_same_line(one: Any, other: Any) -> bool:

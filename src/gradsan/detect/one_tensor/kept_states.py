@@ -71,7 +71,7 @@ class KeptStates(Finder):
         self._operands, self._steps = run.get(OwnOperands), run.steps
         self._states = self._notes(list[_State]())
         self._scores = self._notes(dict[RawStack, frozenset[str]]())
-        self._given_own = self._notes(dict[Hashable, tuple[int, int]]())
+        self._given_own = self._notes(dict[Hashable, tuple[int, int, int]]())
         self._searches = 0
 
     def forget(self) -> None:
@@ -190,19 +190,25 @@ class KeptStates(Finder):
 
     def _given_itself(self, module: nn.Module, tensor: torch.Tensor, stack: RawStack, running: FrameType) -> None:
         """Check a module given its own current state, with ``tensor`` in it: that copy is the only write to expect."""
-        before, clock = self._given_own.get(stack, (None, 0))
-        self._given_own[stack] = version, _ = int(tensor._version), self._core.clock
+        own = _torch.storage_or_none(tensor)
+        before, clock, known = self._given_own.get(stack, (None, 0, 0))
+        self._given_own[stack] = version, _, _ = int(tensor._version), self._core.clock, own
         if before is None or stack in self._described:
             return
         is_trained = version > before + 1
         # What nobody has trained or written, while others were trained, was to be given the state of one of them.
         if not is_trained and not any(one.clock > clock for one in self._steps.steps):
             return
+        if not is_trained and (own != known or _has_hooks(module) or self._is_written_between(own, clock)):
+            return
         self._described.add(stack)
         site = symbolise(stack)
         frame = site.user_frame
         taker, named = (None, None) if frame is None else (source.method_receiver(frame), source.state_given(frame))
         if frame is None or taker is None or named is None or (taker == named) is is_trained:
+            return
+        # What takes the keys that were missing checks them.
+        if not is_trained and source.takes_result(frame):
             return
         # ``average = deepcopy(net) if args.average else net`` is the same on purpose.
         if source.is_bound_by_choice(frame, taker) or source.is_bound_by_choice(frame, named):
@@ -214,6 +220,11 @@ class KeptStates(Finder):
             written = Clue("written", site, name=taker, op="load_state_dict", values=_torch.facts_of(tensor))
             row = "own_operand" if is_trained else "own_state"
             self._found(Failure(row, "", "", site, (written, Clue("read", site, name=named)), raised=False))
+
+    def _is_written_between(self, storage: int, clock: int) -> bool:
+        """Whether anything but ``load_state_dict`` has written memory after ``clock``, by ``.data`` perhaps."""
+        raws = (raw for raw in logged_writes(self._core, clock) if raw.storage == storage and raw.kind != "metadata")
+        return any("load_state_dict" not in {code.co_name for code in raw.stack.codes} for raw in raws)
 
     def _assigned(self, module: nn.Module, stack: RawStack, is_read: bool) -> None:
         """Check a module that takes another's tensors themselves, and read the ones before when they were trained."""
@@ -259,6 +270,12 @@ class KeptStates(Finder):
             Clue("written", site, name=name, op=op, values=values),
         )
         self._found(Failure(row, "", "", site, clues, raised=False))
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    """Whether something is called when states are given or taken: the call may be made for its sake."""
+    kinds = ("_state_dict_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
+    return any(getattr(one, kind, None) for one in module.modules() for kind in kinds)
 
 
 def _name_of(frame: Frame) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import replace
 
 from gradsan.heuristics import is_step_function
 from gradsan.model import Frame
 from gradsan.source.flow.reaching import binding_at, reaching
-from gradsan.source.identifiers import binds, chain_key, consumed_names, leaf_name, local_nodes
-from gradsan.source.locate import expression_at, statement_at
+from gradsan.source.identifiers import Binding, binds, chain_key, consumed_names, leaf_name, local_nodes
+from gradsan.source.locate import Statement, expression_at, statement_at
 from gradsan.source.methods import METADATA
 from gradsan.source.tree import FunctionNode, SourceFile, header_nodes
 
@@ -90,6 +91,17 @@ def elements_updated_by(frame: Frame) -> str | None:
     return _OPERATORS.get(type(node.op)) if is_update and isinstance(node, ast.AugAssign) else None
 
 
+def operand_given(frame: Frame | None) -> str | None:
+    """The source of the only operand of a write at ``frame``: ``gain`` of ``x /= gain`` and ``x.div_(gain)``."""
+    statement = None if frame is None else statement_at(frame)
+    node = None if statement is None else statement.node
+    if isinstance(node, ast.AugAssign):
+        return ast.unparse(node.value)
+    call = node.value if isinstance(node, ast.Expr) else None
+    is_one = isinstance(call, ast.Call) and len(call.args) == 1 and not call.keywords
+    return ast.unparse(call.args[0]) if is_one and isinstance(call, ast.Call) else None
+
+
 def makes_discrete(frame: Frame) -> bool:
     """Whether the statement at ``frame`` rounds or takes signs, so that its result has no derivative of its own.
 
@@ -146,6 +158,7 @@ def _names_read(node: ast.AST) -> set[str]:
 
 
 _EMPTY = frozenset({"zeros", "ones", "empty", "full"})
+_FILLED = frozenset({"ones", "ones_like", "new_ones", "full", "full_like", "new_full"})
 _EMPTY |= {f"{one}_like" for one in _EMPTY} | {f"new_{one}" for one in _EMPTY}
 
 
@@ -153,6 +166,52 @@ _SHARED = frozenset({"numpy", "copyto", "readinto", "frombuffer", "memmap", "ope
 
 
 _SHARING = frozenset({"from_numpy", "as_tensor", "asarray"})
+
+
+def is_state_of_loader(origin: Frame, held: str) -> bool:
+    """Whether what is ``held`` at ``origin`` was filled with one number, as weights are, or NumPy may refill it.
+
+    Samples that the code of a data loader scales on purpose are numbers of its own: a curriculum, a noise level.
+    """
+    there = statement_at(origin)
+    if there is None:
+        return False
+    source, root = there.source, _root_of(there, held)
+    for node in source.nodes:
+        for target, value in _pairs(node) if isinstance(node, ast.Assign) else ():
+            names = {leaf_name(one.func) for one in ast.walk(value) if isinstance(one, ast.Call)}
+            if chain_key(target) == root and not _FILLED.isdisjoint(names):
+                return True
+    return _has_refilled_arrays(source)
+
+
+def _pairs(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
+    for target in node.targets:
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            yield from zip(target.elts, node.value.elts, strict=False)
+        else:
+            yield target, node.value
+
+
+def _has_refilled_arrays(source: SourceFile) -> bool:
+    """Whether the elements of an array that shares its memory with a tensor are set."""
+    calls_of_file = [one for one in source.nodes if isinstance(one, ast.Call)]
+    arrays = {chain_key(it) for one in calls_of_file if leaf_name(one.func) in _SHARING for it in one.args[:1]} - {None}
+    stored = (one for one in source.nodes if isinstance(one, ast.Subscript) and isinstance(one.ctx, ast.Store))
+    return any(chain_key(one.value) in arrays for one in stored)
+
+
+def _root_of(there: Statement, held: str) -> str | None:
+    """The name of what ``held`` is a part of, or of what it is taken from."""
+    value = ast.parse(held, mode="eval").body
+    bound = reaching(there.scope.body, there.node) if isinstance(value, ast.Name) and there.scope is not None else {}
+    for one in bound.get(held, ()):
+        given = getattr(one.statement, "iter", None) or getattr(one.statement, "value", None)
+        value = given if isinstance(given, ast.expr) else value
+    while isinstance(value, ast.Subscript | ast.Call):
+        value = value.value if isinstance(value, ast.Subscript) else value.func
+        value = value.value if isinstance(value, ast.Attribute) and value.attr in ("narrow", "select") else value
+    return chain_key(value)
 
 
 def spoils_data(place: Frame, origin: Frame, held: str) -> bool:
@@ -164,24 +223,13 @@ def spoils_data(place: Frame, origin: Frame, held: str) -> bool:
     statement, there = statement_at(place), statement_at(origin)
     if statement is None or there is None or not _puts_constant(statement.source, statement.function, statement.node):
         return False
-    source, value = there.source, ast.parse(held, mode="eval").body
-    bound = reaching(there.scope.body, there.node) if isinstance(value, ast.Name) and there.scope is not None else {}
-    for one in bound.get(held, ()):
-        given = getattr(one.statement, "iter", None) or getattr(one.statement, "value", None)
-        value = given if isinstance(given, ast.expr) else value
-    while isinstance(value, ast.Subscript | ast.Call):
-        value = value.value if isinstance(value, ast.Subscript) else value.func
-        value = value.value if isinstance(value, ast.Attribute) and value.attr in ("narrow", "select") else value
-    root = chain_key(value)
+    source, root = there.source, _root_of(there, held)
     for node in source.nodes:
         if isinstance(node, ast.Assign) and any(chain_key(one) == root for one in node.targets):
             calls = {leaf_name(one.func) for one in ast.walk(node.value) if isinstance(one, ast.Call)}
             if not _EMPTY.isdisjoint(calls):
                 return False
-    calls_of_file = [one for one in source.nodes if isinstance(one, ast.Call)]
-    arrays = {chain_key(it) for one in calls_of_file if leaf_name(one.func) in _SHARING for it in one.args[:1]} - {None}
-    stored = (one for one in source.nodes if isinstance(one, ast.Subscript) and isinstance(one.ctx, ast.Store))
-    if any(chain_key(one.value) in arrays for one in stored):
+    if _has_refilled_arrays(source):
         return False
     classes = [one for one, _ in source.ancestors(there.node) if isinstance(one, ast.ClassDef)]
     around: ast.AST = classes[-1] if classes else source.module
@@ -211,7 +259,7 @@ def detached_for_copy(frame: Frame, name: str) -> tuple[Frame, str] | None:
     """What the function of ``name -= ...`` at ``frame`` has detached, and where, if it keeps what ``name`` gives.
 
     Whoever means to change the caller's tensor has no use for the new values, and needs no ``detach()``, unless the
-    tensor has a graph.
+    tensor has a graph. A measure is computed from that and something else which was detached as well.
     """
     statement = statement_at(frame)
     node = None if statement is None else statement.node
@@ -225,9 +273,16 @@ def detached_for_copy(frame: Frame, name: str) -> tuple[Frame, str] | None:
     if detached is None or value.func.attr != "detach" or chain_key(node.target) != name:
         return None
     later = (one for one in local_nodes(statement.scope) if isinstance(one, ast.stmt) and one.lineno > node.lineno)
-    is_kept = any(name in consumed_names(one) and _is_outlived(one, name) for one in later)
+    kept = [consumed_names(one) for one in later if _is_outlived(one, name)]
+    others = {other for one in kept if name in one for other in one if other != name}
+    is_kept = any(_is_detached(binding_at(frame, one)) for one in others)
     place = replace(frame, line=bound.statement.lineno, column=None, end_line=None, end_column=None)
     return (place, detached) if is_kept else None
+
+
+def _is_detached(bound: Binding | None) -> bool:
+    value = None if bound is None else bound.value
+    return isinstance(value, ast.Call) and leaf_name(value.func) == "detach"
 
 
 def _is_outlived(statement: ast.stmt, name: str) -> bool:

@@ -6,7 +6,9 @@ import ast
 from typing import NamedTuple
 
 from gradsan.model import Frame
+from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import expression_at, statement_at
+from gradsan.source.methods import METADATA
 from gradsan.source.tree import SourceFile, read_source, source_lines
 
 _FLAG = "requires_grad"
@@ -90,6 +92,21 @@ def reads_flag(file: str, name: str) -> bool:
         if is_read and (source is None or name != _FLAG or not _is_of_parameters(source, node)):
             return True
     return False
+
+
+def reads_value_of(file: str, name: str, times: int = 0) -> bool:
+    """Whether a file reads the attribute or variable ``name`` more than ``times``, not just its device or dtype.
+
+    True where the source is not available.
+    """
+    source = read_source(file)
+    for node in () if source is None else source.nodes:
+        is_named = isinstance(node, ast.Attribute | ast.Name) and leaf_name(node) == name
+        is_read = is_named and isinstance(getattr(node, "ctx", None), ast.Load)
+        around = None if source is None or not is_read else source.parents[node][0]
+        is_metadata = isinstance(around, ast.Attribute) and around.attr in METADATA
+        times -= (is_read and not is_metadata) or (isinstance(node, ast.Constant) and node.value == name)
+    return source is None or times < 0
 
 
 def sets_own_flag(file: str) -> bool:

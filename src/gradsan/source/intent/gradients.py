@@ -14,10 +14,11 @@ from gradsan.source.flow.reaching import reaching
 from gradsan.source.flow.reuse import SecondName, definitions_at, reads_value, statements_of
 from gradsan.source.identifiers import assigned_names, chain_key, consumed_names, leaf_name, local_nodes
 from gradsan.source.locate import Statement, statement_at
-from gradsan.source.methods import ADDING
+from gradsan.source.methods import ADDING, FUNCTIONS_MAKING_NEW, MAKING_NEW
 from gradsan.source.tree import ScopeNode, SourceFile, header_nodes, read_source
 
 _CLEARS = frozenset({"zero_", "fill_", "detach_", "requires_grad_"})
+_INNER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
 @functools.lru_cache(maxsize=256)
@@ -325,6 +326,22 @@ def is_summed_with_gradient(node: ast.stmt, name: str) -> bool:
     return False
 
 
+def steps_in_some_rounds(frame: Frame) -> bool:
+    """Whether an ``if`` after the backward at ``frame``, before the next one, decides on the step of an optimizer."""
+    statement = statement_at(frame)
+    if statement is None or statement.scope is None:
+        return True
+    scope = statement.loops[-1] if statement.loops else statement.scope
+    calls = [one for one in ast.walk(scope) if isinstance(one, ast.Call)]
+    ends = [one.lineno for one in calls if leaf_name(one.func) == "backward" and one.lineno > statement.node.lineno]
+    for node in (one for one in ast.walk(scope) if isinstance(one, ast.If)):
+        is_after = statement.node.lineno < node.lineno < min(ends, default=node.lineno + 1)
+        inside = (part for one in (*node.body, *node.orelse) for part in ast.walk(one))
+        if is_after and any(isinstance(one, ast.Call) and leaf_name(one.func) == "step" for one in inside):
+            return True
+    return False
+
+
 def left_out(frame: Frame, names: Iterable[str]) -> Iterator[tuple[str, Frame | None]]:
     """Yield those of ``names`` that the function at ``frame`` binds once, by themselves, and never reads.
 
@@ -343,18 +360,37 @@ def left_out(frame: Frame, names: Iterable[str]) -> Iterator[tuple[str, Frame | 
             loads[chain_key(node.target) or ""] += 1
     if any(loads[one] for one in ("eval", "exec", "globals", "locals", "vars")):
         return
+    outer = {name for one in ast.walk(scope) if isinstance(one, ast.Global | ast.Nonlocal) for name in one.names}
     statements = [one for one in local_nodes(scope) if isinstance(one, ast.stmt)]
     alone = {chain_key(one.targets[0]) for one in statements if isinstance(one, ast.Assign) and _is_of_one_name(one)}
-    for name in (one for one in names if bound[one] == 1 and one in alone):
+    for name in (one for one in names if bound[one] == 1 and one in alone - outer):
         if not loads[name]:
             yield name, None
         else:
             reading = [one for one in statements if isinstance(one, ast.Assign) and name in consumed_names(one)]
             inside = (part for one in reading for part in ast.walk(one) if isinstance(part, ast.Name))
             is_all = sum(part.id == name and isinstance(part.ctx, ast.Load) for part in inside) == loads[name]
-            if reading and is_all and all(_is_bound_for_nothing(scope, statements, one) for one in reading):
+            is_sum = not any(chain_key(one.targets[0]) in outer or _is_passed_on(one.value, name) for one in reading)
+            if reading and is_all and is_sum and all(_is_bound_for_nothing(scope, statements, one) for one in reading):
                 place = replace(frame, line=reading[0].lineno, column=None, end_line=None, end_column=None)
                 yield name, place
+
+
+def _is_passed_on(value: ast.expr, name: str) -> bool:
+    """Whether a call that does more than compute with tensors may get the value of ``name``, and keep it."""
+    for call in (one for one in ast.walk(value) if isinstance(one, ast.Call)):
+        function = call.func
+        known = leaf_name(function) in MAKING_NEW | FUNCTIONS_MAKING_NEW | {"sum"}
+        # ``bag.add(term)`` is no sum of tensors for sure.
+        is_function = not isinstance(function, ast.Attribute) or chain_key(function.value) in ("torch", "F")
+        given = (*call.args, *(one.value for one in call.keywords))
+        inside = {one.id for it in given for one in ast.walk(it) if isinstance(one, ast.Name)}
+        if name in inside and not (known and is_function):
+            return True
+        of = {one.id for one in ast.walk(function) if isinstance(one, ast.Name)}
+        if name in of and not known:
+            return True
+    return False
 
 
 def _is_bound_for_nothing(scope: ScopeNode, statements: list[ast.stmt], node: ast.Assign) -> bool:
@@ -363,7 +399,7 @@ def _is_bound_for_nothing(scope: ScopeNode, statements: list[ast.stmt], node: as
     if not _is_of_one_name(node) or name is None:
         return False
     reads = [one for one in statements if name in consumed_names(one) or _adds_to(one, name)]
-    inner = (one for one in ast.walk(scope) if isinstance(one, ast.FunctionDef | ast.Lambda) and one is not scope)
+    inner = (one for one in ast.walk(scope) if isinstance(one, _INNER) and one is not scope)
     if any(isinstance(part, ast.Name) and part.id == name for one in inner for part in ast.walk(one)):
         return False
     states = (reaching(scope.body, one).get(name, frozenset()) for one in reads)

@@ -111,7 +111,7 @@ class LostTerms(Finder):
             return
         numbers = {
             name: one
-            for name, one in running.f_locals.items()
+            for name, one in _torch.locals_of(running).items()
             if type(one) in _torch.PLAIN_TENSORS and one.numel() == 1 and _torch.grad_fn_of(one) is not None
         }
         if len(numbers) < 2:
@@ -249,6 +249,9 @@ class LostTerms(Finder):
             is_cut = next(clue.values["is_cut"] for clue in one.clues if clue.role == "term")
             in_turn = len(self._phases[one.place]) > 1
             if not is_cut and (in_turn or program_reads_gradients(sys._getframe(1))):
+                return
+            used = symbolise(one.stack).user_frame
+            if used is not None and source.steps_in_some_rounds(used):
                 return
             clues = (*one.clues, Clue("stepped", symbolise(step.stack), name=step.optimizer))
             self._report_at(ROW, one.stack, *clues)
