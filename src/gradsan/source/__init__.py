@@ -91,8 +91,8 @@ _NAMES = {
     "identifiers": "assigned_names consumed_names dropped_update",
     "intent.conditions": "clears_its_condition compared_scores context_around is_called_with_graph is_conditional",
     "intent.contents": (
-        "adds_noise detached_for_copy elements_updated_by is_state_of_loader makes_discrete operand_given "
-        "spoils_data writes_at_random"
+        "adds_noise detached_for_copy elements_updated_by is_computed_by_program is_state_of_loader "
+        "makes_discrete operand_given spoils_data writes_at_random"
     ),
     "intent.flags": (
         "Flag drops_result flags_cleared reads_flag reads_scale reads_value_of sets_own_flag writes_into_result"

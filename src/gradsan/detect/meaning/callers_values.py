@@ -48,13 +48,19 @@ def given_to(raw: RawWrite, written: Site) -> Iterator[Given]:
         named = source.alias_of(own, named) or named
         at = own
         if private is not None:
-            at, named = private
+            at, named, _ = private
         if _root(named) in ("self", "cls"):
             return
         outer = max((at for at, frame in enumerate(frames[:position]) if frame.is_user), default=None)
         if outer is None:
             return
-        given = source.callers_expression(named, at, frames[outer], frames[outer + 1 : position])
+        between = frames[outer + 1 : position]
+        given = source.callers_expression(named, at, frames[outer], between)
+        if private is not None:
+            # A measure of what a network has computed; others prepare the data in place.
+            beside = (source.callers_expression(one, at, frames[outer], between) for one in private[2])
+            if not any(one is not None and source.is_computed_by_program(frames[outer], one) for one in beside):
+                private = None
         is_forward = own.function.endswith("forward") and _torch.is_module_call(frames[position - 1].file)
         is_taken = outer == position - 1 and not is_named_in_place(own.function) and source.takes_result(frames[outer])
         if (is_forward or is_taken or private is not None) and given is not None and _is_argument(named, own, raw):

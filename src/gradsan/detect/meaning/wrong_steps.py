@@ -142,7 +142,8 @@ def frozen_step(steps: list[StepRecord], optimizer: Optimizer) -> WrongStep | No
     alone move nothing, and neither does a rate of zero. A group of frozen parameters alone decays on purpose.
     """
     record = next((one for one in reversed(steps) if one.identity == id(optimizer)), None)
-    if record is None or not any(one.requires_grad for one in _torch.parameters_of(optimizer)):
+    is_partial = any(one.requires_grad for one in _torch.parameters_of(optimizer))
+    if record is None or not is_partial or optimizer._optimizer_step_post_hooks:
         return None
     moves = zip(record.storages, record.before, record.after, strict=False)
     moved = {storage for storage, before, after in moves if before != after}

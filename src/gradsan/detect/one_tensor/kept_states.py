@@ -273,9 +273,11 @@ class KeptStates(Finder):
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    """Whether something is called when states are given or taken: the call may be made for its sake."""
+    """Whether the program's code is called when states are given or taken: the call may be made for its sake."""
     kinds = ("_state_dict_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
-    return any(getattr(one, kind, None) for one in module.modules() for kind in kinds)
+    methods = ("state_dict", "load_state_dict", "_load_from_state_dict", "_save_to_state_dict", "set_extra_state")
+    own = {getattr(type(one), name).__module__.partition(".")[0] for one in module.modules() for name in methods}
+    return own != {"torch"} or any(getattr(one, kind, None) for one in module.modules() for kind in kinds)
 
 
 def _name_of(frame: Frame) -> str:

@@ -251,7 +251,8 @@ def is_of_itself(frame: Frame, name: str) -> bool:
     found, statement = expression_at(frame), statement_at(frame)
     if statement is None:
         return True
-    node: ast.AST = statement.node if found is None else found.node
+    # An update of elements is at the place of its target.
+    node: ast.AST = statement.node if found is None or isinstance(found.node, ast.Subscript) else found.node
     inside: list[ast.expr] = []
     if isinstance(node, ast.AugAssign):
         inside = [node.value]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -158,6 +159,7 @@ def _names_read(node: ast.AST) -> set[str]:
 
 
 _EMPTY = frozenset({"zeros", "ones", "empty", "full"})
+_STEPS_BACK = 3
 _FILLED = frozenset({"ones", "ones_like", "new_ones", "full", "full_like", "new_full"})
 _EMPTY |= {f"{one}_like" for one in _EMPTY} | {f"new_{one}" for one in _EMPTY}
 
@@ -255,8 +257,10 @@ def _puts_constant(source: SourceFile, function: FunctionNode | None, node: ast.
     return not any(isinstance(one, ast.Call | ast.Subscript | ast.BinOp) for one in given)
 
 
-def detached_for_copy(frame: Frame, name: str) -> tuple[Frame, str] | None:
+def detached_for_copy(frame: Frame, name: str) -> tuple[Frame, str, tuple[str, ...]] | None:
     """What the function of ``name -= ...`` at ``frame`` has detached, and where, if it keeps what ``name`` gives.
+
+    With what it has detached beside that.
 
     Whoever means to change the caller's tensor has no use for the new values, and needs no ``detach()``, unless the
     tensor has a graph. A measure is computed from that and something else which was detached as well.
@@ -275,9 +279,32 @@ def detached_for_copy(frame: Frame, name: str) -> tuple[Frame, str] | None:
     later = (one for one in local_nodes(statement.scope) if isinstance(one, ast.stmt) and one.lineno > node.lineno)
     kept = [consumed_names(one) for one in later if _is_outlived(one, name)]
     others = {other for one in kept if name in one for other in one if other != name}
-    is_kept = any(_is_detached(binding_at(frame, one)) for one in others)
+    beside = tuple(one for one in sorted(others) if _is_detached(binding_at(frame, one)))
     place = replace(frame, line=bound.statement.lineno, column=None, end_line=None, end_column=None)
-    return (place, detached) if is_kept else None
+    return (place, detached, beside) if beside else None
+
+
+def is_computed_by_program(frame: Frame, expression: str) -> bool:
+    """Whether a call of the program's own, as of a network, computes what is ``expression`` at ``frame``."""
+    statement = statement_at(frame)
+    waiting: list[ast.expr] = [ast.parse(expression, mode="eval").body]
+    imported = set() if statement is None else _imported(statement.source)
+    for _ in range(_STEPS_BACK):
+        calls = [one for value in waiting for one in ast.walk(value) if isinstance(one, ast.Call)]
+        for call in calls:
+            root, _, rest = (chain_key(call.func) or "?").partition(".")
+            is_own = root in ("self", "cls") or (root not in imported and not rest and root not in vars(builtins))
+            if is_own and root != "?":
+                return True
+        names = {one.id for value in waiting for one in ast.walk(value) if isinstance(one, ast.Name)}
+        bound = (binding_at(frame, one) for one in names)
+        waiting = [one.value for one in bound if one is not None and one.value is not None]
+    return False
+
+
+def _imported(source: SourceFile) -> set[str]:
+    imports = (one for one in source.nodes if isinstance(one, ast.Import | ast.ImportFrom))
+    return {(one.asname or one.name).partition(".")[0] for node in imports for one in node.names}
 
 
 def _is_detached(bound: Binding | None) -> bool:
