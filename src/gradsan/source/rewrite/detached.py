@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
-from gradsan.source.flow.reaching import reaching
+from gradsan.source.flow.reaching import is_still_argument, reaching
 from gradsan.source.flow.scopes import arguments_of
-from gradsan.source.identifiers import bindings_of, chain_key, consumed_names, leaf_name, local_nodes
+from gradsan.source.identifiers import bindings_of, chain_key, consumed_names, leaf_name, local_nodes, parameters
 from gradsan.source.locate import Statement, expression_at, statement_at
 from gradsan.source.methods import METADATA
 from gradsan.source.tree import SourceFile, header_nodes
@@ -28,20 +28,24 @@ def taken_from(taken: Frame, made: Frame) -> list[str]:
         return []
     found = [name for name in consumed_names(reader) if _comes_from(name, reader, reader.node, maker.node, _DEEPEST)]
     own = _bound_to(made, maker)
-    return [own] if own in found else found
+    # ``real, fake = load(), net(z)``: who reads ``real`` alone has taken nothing of the network's.
+    beside = set() if own is None else {one.name for one in bindings_of(maker.node)} - {own}
+    return [own] if own in found else [name for name in found if name not in beside]
 
 
 def detach_reads(frames: Sequence[Frame], names: Sequence[str]) -> Change | None:
     """The statement at ``frames`` with the reads of ``names`` detached: ``D(fake)`` becomes ``D(fake.detach())``.
 
     The reads by the operations at ``frames``, if any, else all of the statement: one that computes two losses
-    reads a value for each. None where it reads none, binds a name itself in place, or its function differentiates one.
+    reads a value for each. None where it reads none, binds a name itself in place, or its function differentiates one,
+    or is given one by several calls: the loss of each would be cut off.
     """
     statement = statement_at(frames[0])
     if (
         statement is None
         or isinstance(statement.node, ast.AugAssign)
         or not _differentiated(statement).isdisjoint(names)
+        or not _given_by_several(statement).isdisjoint(names)
     ):
         return None
     source = statement.source
@@ -54,6 +58,19 @@ def detach_reads(frames: Sequence[Frame], names: Sequence[str]) -> Change | None
             return None
         edits += [one for one in reads if any(span.contains(one.span) for span in within)] or reads
     return edited(source, edits, "detach")
+
+
+def _given_by_several(statement: Statement) -> set[str]:
+    """The arguments that the statement's function still has, where the file calls it at several places.
+
+    A method may train what its own object has, whoever calls it.
+    """
+    function, source = statement.function, statement.source
+    if not isinstance(function, ast.FunctionDef) or parameters(function)[:1] == ["self"]:
+        return set()
+    calls = [one for one in source.nodes if isinstance(one, ast.Call) and leaf_name(one.func) == function.name]
+    given = parameters(function) if len(calls) > 1 else []
+    return {one for one in given if is_still_argument(function.body, statement.node, one)}
 
 
 def _differentiated(statement: Statement) -> set[str]:
