@@ -72,6 +72,8 @@ class _Term:
     calls: int = 0
     is_cleared: bool = False
     """Whether its gradients are gone, while the step of the other terms is awaited."""
+    is_of_turn: bool = False
+    """Whether it is of a call that follows the round, as optimizers may take turns."""
 
 
 class LostTerms(Finder):
@@ -129,7 +131,7 @@ class LostTerms(Finder):
             clues += [] if place is None else [Clue("overwritten", Site((place,)))]
             self._report_at(LEFT_OUT, entry.stack, *clues)
 
-    def _note_terms(self, entry: RawBackward) -> None:
+    def _note_terms(self, entry: RawBackward, is_of_turn: bool = False) -> None:
         optimizers = self._optimizers()
         if len(self._waiting) >= _TERMS:
             return
@@ -170,6 +172,7 @@ class LostTerms(Finder):
                     [_torch.storage_or_none(one) for one in others],
                     clues,
                     None if whole is None else whole.stack,
+                    is_of_turn=is_of_turn,
                 )
             )
             self._listen(True)
@@ -198,7 +201,7 @@ class LostTerms(Finder):
             self._turns.pop(entry.stack)
             if left > 1:
                 self._turns[entry.stack] = left - 1, entry.clock
-            self._note_terms(entry)
+            self._note_terms(entry, is_of_turn=True)
         if not (self._waiting or self._turns):
             self._listen(False)
 
@@ -248,7 +251,10 @@ class LostTerms(Finder):
             self._described.add(one.key)
             is_cut = next(clue.values["is_cut"] for clue in one.clues if clue.role == "term")
             in_turn = len(self._phases[one.place]) > 1
-            if not is_cut and (in_turn or program_reads_gradients(sys._getframe(1))):
+            # Without a cut, phases that train one network after the other throw the same gradients away.
+            if not is_cut and (
+                in_turn or one.is_cleared or one.is_of_turn or program_reads_gradients(sys._getframe(1))
+            ):
                 return
             used = symbolise(one.stack).user_frame
             if used is not None and source.steps_in_some_rounds(used):
