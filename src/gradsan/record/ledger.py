@@ -32,6 +32,7 @@ def _first(leaf: torch.Tensor) -> torch.Tensor | None:
 class Noted:
     """Parameters as they were at a moment, held weakly."""
 
+    @_torch.hushed()
     def __init__(self, core: Log, parameters: Iterable[torch.Tensor]) -> None:
         """Note the version and the memory of each, and some elements of a few."""
         held = list(parameters)
@@ -40,6 +41,7 @@ class Noted:
         samples = ((_torch.weak_tensor(one), _first(one)) for one in held[:_SAMPLED])
         self._elements = [(weak, some) for weak, some in samples if some is not None]
 
+    @_torch.hushed()
     def was_written(self) -> bool:
         """Whether one that is alive was written since: by its counter, its memory, or its elements, as NumPy writes."""
         alive = ((leaf, version, storage) for weak, version, storage in self._held if (leaf := weak()) is not None)
