@@ -131,6 +131,8 @@ def clone_for_autograd(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     copied = any(fix.summary.key in (_AT_SAVE, _RESULT) and fix.lines for fix in diagnosis.fixes)
     if saved is None or written is None or copied or not diagnosis.code.startswith("GS1"):
         return ()
+    if diagnosis.cause in blocks.STEPPED:
+        return ()  # a layer has saved its parameters, not what it was given
     is_output = diagnosis.cause == "result_overwritten"
     found = clone_returned(saved.frame) if is_output else clone_argument(saved.frame)
     lines = () if found is None else changed_lines(saved.frame.file, found[1])
