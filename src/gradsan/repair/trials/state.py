@@ -27,6 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
+from types import FrameType
 from typing import Any
 
 import torch
@@ -248,12 +249,25 @@ class LeftOver:
     def _noting(self, zero: Callable[..., None], parameters: Callable[[Any], Iterable[Any]]) -> Callable[..., None]:
         @functools.wraps(zero)
         def noting(owner: Any, *args: Any, **kwargs: Any) -> None:
+            is_in_step = _is_in_step(sys._getframe(1))
             for one in parameters(owner):
                 self._cleared[one] = True
-                self._added.pop(one, None)
+                added = self._added.pop(one, set())
+                # The closure of LBFGS clears what the step has used.
+                self._used |= added if is_in_step else set()
             zero(owner, *args, **kwargs)
 
         return noting
+
+
+def _is_in_step(frame: FrameType | None) -> bool:
+    """Whether an optimizer of PyTorch's calls the code at a frame, as LBFGS calls its closure."""
+    folder = f"{_torch.package_folder()}optim"
+    while frame is not None:
+        if frame.f_code.co_name == "step" and frame.f_code.co_filename.startswith(folder):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _stepped_with(optimizer: Optimizer) -> Iterable[Any]:
