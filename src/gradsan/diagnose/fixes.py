@@ -320,7 +320,8 @@ def _copy_for_autograd(facts: Facts) -> tuple[Fix, ...]:
     change = source.clone_at_save(frame, names[0], is_output=save.is_output) if len(names) == 1 else None
     if change is None and save.slot in _GIVEN and facts.name_kind not in ("parameter", "buffer"):
         # What the program has written, and a layer has saved as its input, is what it was given.
-        given = source.clone_argument(frame)
+        writes = facts.writes or facts.missed
+        given = source.clone_argument(frame, writes[0].site.user_frame, writes[0].op) if writes else None
         names, change = ([], None) if given is None else ([given[0]], given[1])
     if change is None:
         return ()

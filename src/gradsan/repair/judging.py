@@ -75,9 +75,7 @@ class Judge:
         if is_another and self.spared is None:
             loss = loss or Message("fix.another_loss")
         goes_as_far = not runs and self._ends_as_the_reference(comparison, training, trial, patch)
-        # A change that keeps gradients steps with them later.
-        keeps = any(".grad" in text for _, _, text in fix.lines)
-        if runs and loss is None and reference.finished and candidate.unused > reference.unused and not keeps:
+        if runs and loss is None and reference.finished and candidate.unused > reference.unused:
             loss = Message("fix.unused_backwards", {"count": candidate.unused - reference.unused})
         passed = (runs or goes_as_far) and loss is None
         detail = loss or self._detail(trial, patch, runs, went_further)

@@ -134,7 +134,7 @@ def clone_for_autograd(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     if diagnosis.cause in blocks.STEPPED:
         return ()  # a layer has saved its parameters, not what it was given
     is_output = diagnosis.cause == "result_overwritten"
-    found = clone_returned(saved.frame) if is_output else clone_argument(saved.frame)
+    found = clone_returned(saved.frame) if is_output else clone_argument(saved.frame, written.frame, written.op or "")
     lines = () if found is None else changed_lines(saved.frame.file, found[1])
     if found is None or not lines:
         return ()

@@ -151,11 +151,14 @@ class Recorder:
             self._end()
         if not _has_closure(args, kwargs):
             self._keep_step(optimizer)
+        else:
+            self._left_over.open_closures += 1
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():
             return
         if _has_closure(args, kwargs):
+            self._left_over.open_closures -= 1
             # The gradients are those computed by the closure's last call.
             self._keep_step(optimizer)
         parameters = _parameters(optimizer)

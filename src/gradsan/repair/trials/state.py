@@ -27,7 +27,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
-from types import FrameType
 from typing import Any
 
 import torch
@@ -209,6 +208,10 @@ class LeftOver:
         self._reached: set[int] = set()
         self._used: set[int] = set()
         self._backwards = 0
+        self._last: Any = WeakIdKeyDictionary()
+        self._has_own = False
+        self.open_closures = 0
+        """How many steps that were given a closure are running."""
         self._stepped: weakref.WeakKeyDictionary[Any, _Stepped] = weakref.WeakKeyDictionary()
 
     def start(self) -> None:
@@ -221,16 +224,23 @@ class LeftOver:
         for leaf in leaves:
             self._added[leaf] = {*self._added.get(leaf, ()), self._backwards}
             self._reached.add(self._backwards)
+            self._last[leaf] = None if leaf.grad is None else weakref.ref(leaf.grad)
         self._backwards += 1
 
     def unused(self) -> int:
-        """How many backwards have had all their gradients cleared before a step used one of them."""
-        return len(self._reached - self._used - set().union(*self._added.values()))
+        """How many backwards have had all their gradients cleared before a step used one of them.
+
+        0 where a step used gradients that the program set itself: it may have kept those of any backward.
+        """
+        return 0 if self._has_own else len(self._reached - self._used - set().union(*self._added.values()))
 
     def step(self, optimizer: Optimizer, key: str) -> None:
         """Note a step of ``optimizer``, before or after it."""
         for one in _stepped_with(optimizer):
             self._used |= self._added.get(one, set())
+            last = self._last.get(one)
+            is_own = one.grad is not None and (last is None or last() is not one.grad)
+            self._has_own |= is_own and bool((one.grad != 0).any())
         if optimizer not in self._stepped:
             parameters = list(_stepped_with(optimizer))
             was_cleared = any(one in self._cleared for one in parameters)
@@ -249,25 +259,14 @@ class LeftOver:
     def _noting(self, zero: Callable[..., None], parameters: Callable[[Any], Iterable[Any]]) -> Callable[..., None]:
         @functools.wraps(zero)
         def noting(owner: Any, *args: Any, **kwargs: Any) -> None:
-            is_in_step = _is_in_step(sys._getframe(1))
             for one in parameters(owner):
                 self._cleared[one] = True
                 added = self._added.pop(one, set())
-                # The closure of LBFGS clears what the step has used.
-                self._used |= added if is_in_step else set()
+                # A closure clears what its step has used before.
+                self._used |= added if self.open_closures else set()
             zero(owner, *args, **kwargs)
 
         return noting
-
-
-def _is_in_step(frame: FrameType | None) -> bool:
-    """Whether an optimizer of PyTorch's calls the code at a frame, as LBFGS calls its closure."""
-    folder = f"{_torch.package_folder()}optim"
-    while frame is not None:
-        if frame.f_code.co_name == "step" and frame.f_code.co_filename.startswith(folder):
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _stepped_with(optimizer: Optimizer) -> Iterable[Any]:

@@ -90,6 +90,21 @@ def _functions_called(source: SourceFile, function: ast.expr) -> list[tuple[Sour
     return found
 
 
+def share_memory(source: SourceFile, at: ast.stmt, one: str, other: str) -> bool:
+    """Whether two variables of the function around a statement are, or are parts of, one: bound as views of a third."""
+    scope = source.function(at) or source.module
+    nodes = [] if isinstance(scope, ast.Lambda) else local_nodes(scope)
+    bound = [pair for node in nodes for pair in _bindings(node)]
+
+    def reached(name: str) -> frozenset[str]:
+        found = frozenset({name})
+        for _ in range(_DEPTH):
+            found = found.union(*(shared_names(source, value) for target, value in bound if target in found))
+        return found
+
+    return not reached(one).isdisjoint(reached(other))
+
+
 def is_read_as_whole(source: SourceFile, binding: ast.stmt, value: ast.expr, written: ast.Name) -> bool:
     """Whether the variable of which ``written`` is a part, of ``value``, is read after the write, as it was then.
 

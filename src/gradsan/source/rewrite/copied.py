@@ -7,7 +7,12 @@ from collections.abc import Callable
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
+from gradsan.source.flow.aliases import share_memory
+from gradsan.source.flow.rounds import in_same_function
+from gradsan.source.flow.targets import written_expression
+from gradsan.source.identifiers import dotted_path, leaf_name
 from gradsan.source.locate import expressions_at
+from gradsan.source.methods import MAKING_NEW
 
 _OF_TENSORS = frozenset({"numpy", "__array__", "__dlpack__"})
 _OF_ARRAYS = frozenset({"from_numpy", "frombuffer", "as_tensor", "asarray"})
@@ -39,23 +44,38 @@ def clone_handed_out(frame: Frame, bypass: str) -> Change | None:
     return clone_given(frame, lambda call: call) if bypass in _OF_ARRAYS else None
 
 
-def clone_argument(frame: Frame) -> tuple[str, Change] | None:
-    """``x`` and the line with ``f(x.clone())``, where the one call at ``frame`` has one argument: a variable."""
+def clone_argument(frame: Frame, written: Frame | None, op: str) -> tuple[str, Change] | None:
+    """``x`` and the line with ``f(x.clone())``, where the one call at ``frame`` has one argument: a variable.
+
+    The operation ``op`` at ``written``, in the same function, must write that variable's memory: else an inner layer
+    may have saved a value of its own, which somebody else writes.
+    """
     calls = [(one.source, one.node) for one in expressions_at(frame) if isinstance(one.node, ast.Call)]
     if len(calls) != 1 or len(calls[0][1].args) != 1 or calls[0][1].keywords:
         return None
     source, given = calls[0][0], calls[0][1].args[0]
-    if not isinstance(given, ast.Name | ast.Attribute):
+    name = None if written is None or not in_same_function(frame, written) else written_expression(written, op, ())
+    statement = source.statement(calls[0][1])
+    if not isinstance(given, ast.Name | ast.Attribute) or name is None or statement is None:
+        return None
+    if not share_memory(source, statement, source.text(given), name.partition("[")[0]):
         return None
     change = edited(source, [Edit.after(source.span(given), ".clone()")], "clone_at_save")
     return None if change is None else (source.text(given), change)
 
 
 def clone_returned(frame: Frame) -> tuple[str, Change] | None:
-    """The call at ``frame`` and the line with ``return f(x).clone()``, where its result is what a function returns."""
+    """The call at ``frame`` and the line with ``return f(x).clone()``, where its result is what a function returns.
+
+    Of an operation of torch: a module may have saved the result of an inner layer.
+    """
     for one in expressions_at(frame):
         statement = one.source.statement(one.node)
-        if isinstance(one.node, ast.Call) and isinstance(statement, ast.Return) and statement.value is one.node:
+        if not isinstance(one.node, ast.Call) or not isinstance(statement, ast.Return):
+            continue
+        path = dotted_path(one.source, one.node.func) or ""
+        is_operation = path.startswith("torch.") or leaf_name(one.node.func) in MAKING_NEW
+        if is_operation and statement.value is one.node:
             change = edited(one.source, [Edit.after(one.span, ".clone()")], "clone_at_save")
             return None if change is None else (one.text, change)
     return None
