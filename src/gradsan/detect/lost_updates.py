@@ -29,6 +29,7 @@ from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
 from gradsan.record.detector import Detector, Run
 from gradsan.record.guarding import before_node
+from gradsan.record.ledger import is_plain, some_elements
 from gradsan.record.log import RawStack, logged_writes
 from gradsan.record.stacks import symbolise, within_torch
 from gradsan.record.steps import RawBackward, read_backward
@@ -294,7 +295,7 @@ class Lost:
     calls: int = 0
 
 
-_LEAVES, _ELEMENTS = 64, 256
+_LEAVES = 64
 _ALONG = 0.9
 """The share of moved elements that must move against the gradient: weight decay and momentum turn a few."""
 
@@ -315,9 +316,9 @@ def samples_of(pairs: Iterable[tuple[Any, Any]]) -> list[Sample]:
         for leaf, gradient in pairs:
             if len(found) == _LEAVES:
                 break
-            if leaf.is_leaf and leaf.requires_grad and _is_plain(leaf) and _is_plain(gradient):
+            if leaf.is_leaf and leaf.requires_grad and is_plain(leaf) and is_plain(gradient):
                 storage = _torch.storage_or_none(leaf)
-                found.append(Sample(_torch.weak_tensor(leaf), storage, _some(leaf), _some(gradient)))
+                found.append(Sample(_torch.weak_tensor(leaf), storage, some_elements(leaf), some_elements(gradient)))
     return found
 
 
@@ -327,7 +328,7 @@ def descended(samples: Iterable[Sample]) -> list[Sample]:
     counts: list[Any] = []
     with torch.no_grad():
         for one, leaf in _living(samples):
-            now = _some(leaf)
+            now = some_elements(leaf)
             if now.shape == one.values.shape:
                 moved = now - one.values
                 looked_at.append(one)
@@ -345,7 +346,7 @@ def stand_again(samples: Iterable[Sample]) -> bool:
         living = list(_living(wanted))
         if not living or len(living) < len(wanted):
             return False
-        now = [(one.values, _some(leaf)) for one, leaf in living]
+        now = [(one.values, some_elements(leaf)) for one, leaf in living]
         if any(before.shape != after.shape for before, after in now):
             return False
         return not any(_torch.numbers_of([(before != after).any() for before, after in now]))
@@ -354,21 +355,5 @@ def stand_again(samples: Iterable[Sample]) -> bool:
 def _living(samples: Iterable[Sample]) -> Iterator[tuple[Sample, Any]]:
     for one in samples:
         leaf = one.leaf()
-        if leaf is not None and _is_plain(leaf):
+        if leaf is not None and is_plain(leaf):
             yield one, leaf
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return (
-        type(tensor) in _torch.PLAIN_TENSORS
-        and tensor.layout is torch.strided
-        and tensor.is_floating_point()
-        and tensor.numel() > 0
-        and tensor.device.type != "meta"
-    )
-
-
-def _some(tensor: torch.Tensor) -> Any:
-    """Return elements at even distances, without copying the rest of contiguous memory."""
-    flat = tensor.detach().reshape(-1)
-    return flat[:: max(1, -(-flat.numel() // _ELEMENTS))].to(torch.float64, copy=True)

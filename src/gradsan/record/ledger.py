@@ -16,17 +16,24 @@ from gradsan.record.log import Log, RawCall, RawWrite, backward_calls, calls_nea
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import StepLog, StepRecord, moved_storages
 
-_SAMPLED, _ELEMENTS = 8, 4
+_SAMPLED, _ELEMENTS = 8, 256
 
 
-def _first(leaf: torch.Tensor) -> torch.Tensor | None:
-    """A copy of the first elements of the first row; None where a tensor has no elements of its own."""
-    if type(leaf) not in _torch.PLAIN_TENSORS or not leaf.numel() or not _torch.has_values(leaf):
-        return None
-    row = leaf.detach()
-    while row.dim() > 1:
-        row = row[0]
-    return row.reshape(-1)[:_ELEMENTS].clone()
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has floating-point elements of its own in ordinary memory."""
+    return (
+        type(tensor) in _torch.PLAIN_TENSORS
+        and tensor.layout is torch.strided
+        and tensor.is_floating_point()
+        and tensor.numel() > 0
+        and tensor.device.type != "meta"
+    )
+
+
+def some_elements(tensor: torch.Tensor) -> Any:
+    """Return some 256 elements at even distances, without copying the rest of contiguous memory."""
+    flat = tensor.detach().reshape(-1)
+    return flat[:: max(1, -(-flat.numel() // _ELEMENTS))].to(torch.float64, copy=True)
 
 
 class Noted:
@@ -38,8 +45,7 @@ class Noted:
         held = list(parameters)
         self._clock = core.clock
         self._held = [(_torch.weak_tensor(one), one._version, _torch.storage_or_none(one)) for one in held]
-        samples = ((_torch.weak_tensor(one), _first(one)) for one in held[:_SAMPLED])
-        self._elements = [(weak, some) for weak, some in samples if some is not None]
+        self._elements = [(_torch.weak_tensor(one), some_elements(one)) for one in held[:_SAMPLED] if is_plain(one)]
 
     @_torch.hushed()
     def was_written(self) -> bool:
@@ -48,7 +54,7 @@ class Noted:
         if any(leaf._version > version or _torch.storage_or_none(leaf) != storage for leaf, version, storage in alive):
             return True
         sampled = ((leaf, some) for weak, some in self._elements if (leaf := weak()) is not None)
-        return any((now := _first(leaf)) is None or not torch.equal(now, some) for leaf, some in sampled)
+        return any(not is_plain(leaf) or not torch.equal(some_elements(leaf), some) for leaf, some in sampled)
 
     def was_logged(self, core: Log, steps: StepLog, since: int) -> bool:
         """Whether the logs have a write to one of them: a step after ``since``, or one past the counter of a tensor."""

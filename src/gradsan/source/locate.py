@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from gradsan.model import Frame
@@ -181,6 +181,21 @@ def _statement(source: SourceFile, node: ast.stmt, frame: Frame) -> Statement:
         around = [inner for inner in _lambdas_of(node) if span is None or source.span(inner.body).contains(span)]
         function = max(around, key=source.span) if around and (span is not None or len(around) == 1) else None
     return Statement(source, node, statement_text(source, node), source.span(node), function, tuple(loops))
+
+
+def frame_of(source: SourceFile, node: ast.stmt, like: Frame) -> Frame:
+    """The frame at a statement of the file of ``like``."""
+    place = source.span(node)
+    # A compound statement is located at its header's line, though it ends with its block.
+    has_block = hasattr(node, "body")
+    return replace(
+        like,
+        line=place.line,
+        function=source.scope_name(node),
+        column=None if has_block else place.column,
+        end_line=None if has_block else place.end_line,
+        end_column=None if has_block else place.end_column,
+    )
 
 
 @functools.lru_cache(maxsize=64)

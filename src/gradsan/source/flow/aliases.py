@@ -84,8 +84,9 @@ def _functions_called(source: SourceFile, function: ast.expr) -> list[tuple[Sour
             names = {one.asname or one.name: one.name for one in node.names}
             module = names.get(owner or "") if isinstance(node, ast.Import) else node.module
             wanted = name if isinstance(node, ast.Import) else names.get(name or "")
-            beside = read_source(str(Path(source.file).parent / f"{(module or '').replace('.', '/')}.py"))
-            defined = [] if beside is None or not wanted else [(beside, one) for one in beside.nodes]
+            path = Path(source.file).parent / f"{(module or '').replace('.', '/')}.py"
+            beside = read_source(str(path)) if wanted and module else None
+            defined = [] if beside is None else [(beside, one) for one in beside.nodes]
             found += [(file, one) for file, one in defined if isinstance(one, ast.FunctionDef) and one.name == wanted]
     return found
 
@@ -130,7 +131,6 @@ def is_read_as_whole(source: SourceFile, binding: ast.stmt, value: ast.expr, wri
 
 def _definitions(scope: FunctionNode | ast.Module, at: ast.stmt, name: str) -> frozenset[ast.stmt | None]:
     """The statements that may have bound a name; None for what was there before the function's body."""
-    found: frozenset[Definition] = (
-        reaching(scope.body, at).get(name, frozenset()) if isinstance(scope.body, list) else frozenset()
-    )
+    body = scope.body if isinstance(scope.body, list) else []
+    found: frozenset[Definition] = reaching(body, at).get(name, frozenset())
     return frozenset(one.statement for one in found) or frozenset({None})

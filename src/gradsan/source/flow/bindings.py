@@ -25,7 +25,7 @@ from gradsan.source.identifiers import (
     local_nodes,
     parameters,
 )
-from gradsan.source.locate import Statement, expression_at, expressions_at, statement_at
+from gradsan.source.locate import Statement, expression_at, expressions_at, frame_of, statement_at
 from gradsan.source.methods import (
     ADDING,
     ALIASING_ATTRIBUTES,
@@ -69,26 +69,12 @@ def carried_names(frame: Frame, round_at: Frame | None = None) -> list[Carried]:
     found: dict[tuple[str, ast.stmt], Carried] = {}
     across = _across_rounds(statement, loops)
     for name, bound in [*_within_comprehensions(statement), *across, *_across_methods(statement)]:
-        found.setdefault((name, bound), Carried(name, node.lineno, _frame_of(source, bound, frame)))
+        found.setdefault((name, bound), Carried(name, node.lineno, frame_of(source, bound, frame)))
     for before in [] if found else _rebinding(statement):
-        earlier = carried_names(_frame_of(source, before, frame), round_at)
+        earlier = carried_names(frame_of(source, before, frame), round_at)
         found |= {(one.name, before): one for one in earlier if one.name in assigned_names(before)}
     reading_order = consumed_names(node)
     return sorted(found.values(), key=lambda carried: reading_order.index(carried.name))
-
-
-def _frame_of(source: SourceFile, node: ast.stmt, like: Frame) -> Frame:
-    place = source.span(node)
-    # A compound statement is located at its header's line, though it ends with its block.
-    has_block = hasattr(node, "body")
-    return replace(
-        like,
-        line=place.line,
-        function=source.scope_name(node),
-        column=None if has_block else place.column,
-        end_line=None if has_block else place.end_line,
-        end_column=None if has_block else place.end_column,
-    )
 
 
 def _across_rounds(statement: Statement, loops: set[ast.AST]) -> Iterator[tuple[str, ast.stmt]]:

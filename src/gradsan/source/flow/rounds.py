@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from gradsan.model import Frame, Lines
 from gradsan.source.change import Change, Edit, add_keyword, checked, edited, insert_after, insert_before
@@ -12,7 +11,7 @@ from gradsan.source.flow.modules import Shape, detached_form, object_cut, shape_
 from gradsan.source.flow.reaching import runs_more_often
 from gradsan.source.flow.targets import aliased_expression
 from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, consumed_names, leaf_name, local_nodes
-from gradsan.source.locate import Expression, expression_at, scope_of, statement_at
+from gradsan.source.locate import Expression, expression_at, frame_of, scope_of, statement_at
 from gradsan.source.methods import ADDING
 from gradsan.source.tree import SourceFile, Span, header_nodes, read_source
 
@@ -40,7 +39,7 @@ def frames_between(first: Frame, last: Frame) -> list[Frame]:
         and scope_of(first) in ("", source.scope_name(node))
         and (low <= node.lineno <= high if low <= high else not high < node.lineno < low)
     ]
-    return [_frame_of(source, node, first) for node in sorted(found, key=source.span)]
+    return [frame_of(source, node, first) for node in sorted(found, key=source.span)]
 
 
 def clears_between(first: Frame, last: Frame) -> bool:
@@ -281,18 +280,6 @@ def walked_over(frame: Frame, name: str) -> tuple[str, bool]:
                 owner = asked.value if isinstance(asked, ast.Attribute) else None
                 return chain_key(owner or given) or name, owner is not None
     return name, False
-
-
-def _frame_of(source: SourceFile, node: ast.stmt, like: Frame) -> Frame:
-    span = source.span(node)
-    has_block = hasattr(node, "body")
-    return replace(
-        like,
-        line=span.line,
-        column=None if has_block else span.column,
-        end_line=None if has_block else span.end_line,
-        end_column=None if has_block else span.end_column,
-    )
 
 
 def _common_block(source: SourceFile, nodes: Sequence[ast.stmt]) -> list[ast.stmt]:

@@ -16,11 +16,7 @@ from gradsan.source.methods import CUTTING
 from gradsan.source.tree import SourceFile, read_source
 
 _GRAPHLESS = frozenset({"no_grad", "inference_mode", "set_grad_enabled"})
-
-
 _ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
-
-
 _CLOCKS = frozenset({"time", "perf_counter", "monotonic", "process_time", "now"})
 
 

@@ -16,8 +16,6 @@ from gradsan.source.methods import METADATA
 from gradsan.source.tree import FunctionNode, SourceFile, header_nodes
 
 _CHOICES = frozenset({"random", "randrange", "choice", "choices", "sample", "randperm", "multinomial"})
-
-
 _DRAWS = frozenset(
     {
         *("rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "normal", "normal_", "uniform_"),
@@ -79,8 +77,6 @@ def writes_at_random(frame: Frame) -> bool:
 
 
 _REDUCES = frozenset({"amax", "amin", "max", "mean", "median", "min", "norm", "std", "sum", "vector_norm"})
-
-
 _OPERATORS = {ast.Add: "__iadd__", ast.Sub: "__isub__", ast.Mult: "__imul__", ast.Div: "__itruediv__"}
 
 
@@ -162,11 +158,7 @@ _EMPTY = frozenset({"zeros", "ones", "empty", "full"})
 _STEPS_BACK = 3
 _FILLED = frozenset({"ones", "ones_like", "new_ones", "full", "full_like", "new_full"})
 _EMPTY |= {f"{one}_like" for one in _EMPTY} | {f"new_{one}" for one in _EMPTY}
-
-
 _SHARED = frozenset({"numpy", "copyto", "readinto", "frombuffer", "memmap", "open_memmap"})
-
-
 _SHARING = frozenset({"from_numpy", "as_tensor", "asarray"})
 
 

@@ -12,8 +12,6 @@ from gradsan.source.methods import METADATA
 from gradsan.source.tree import SourceFile, read_source, source_lines
 
 _FLAG = "requires_grad"
-
-
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Call)
 
 

@@ -254,8 +254,6 @@ def _gradient_in(node: ast.stmt) -> ast.Attribute | None:
 
 
 _OUT_OF_PLACE = frozenset({"clamp", "clip", "mul", "div", "neg", "add", "sub", "nan_to_num", "masked_fill", "where"})
-
-
 _NO_STRAIGHT_CODE = (
     *(ast.For, ast.While, ast.Lambda, ast.comprehension),
     *(ast.Yield, ast.YieldFrom, ast.Global, ast.Nonlocal),
