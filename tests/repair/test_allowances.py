@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from torch import nn
 
+from gradsan import _torch
 from gradsan.repair.trials import allowances
 from gradsan.repair.trials.allowances import _Carrying
 
@@ -180,3 +182,42 @@ def test_a_leaf_that_takes_what_a_layer_has_computed_is_still_refused(x):
     x.sum().backward()
     assert leaf.is_leaf
     assert layer.bias.grad.tolist() == [2, 2, 2]
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
+@pytest.fixture
+def functions_restored(monkeypatch):
+    owner, name = _torch.hooked_tensors()
+    monkeypatch.setattr(owner, name, getattr(owner, name))
+    monkeypatch.setattr(torch.autograd.Function, "apply", vars(torch.autograd.Function)["apply"])
+
+
+def test_a_view_that_a_function_returned_is_written(x, functions_restored):
+    with carrying("own_results"):
+        doubled = x * 2
+        turned = Reversed.apply(doubled)
+        assert doubled.sum() == 30
+        turned[0] = 0.0
+        total = turned.sum()
+        with pytest.raises(RuntimeError, match="was written"):
+            doubled.sum()
+    assert gradient_of(x, total) == [[0, 0, 0], [-2, -2, -2]]
+
+
+def test_a_result_of_a_module_with_a_gradient_hook_is_written(x, functions_restored):
+    given = []
+    hooked = nn.Identity()
+    hooked.register_full_backward_hook(lambda module, into, out: given.append(out[0].tolist()))
+    with carrying("own_results"):
+        total = hooked(x * 3).relu_().sum()
+    assert gradient_of(x, total) == [[0, 3, 3], [3, 3, 3]]
+    assert given == [[[0, 1, 1], [1, 1, 1]]]

@@ -28,6 +28,15 @@ def has_backward_hooks(module: Any) -> bool:
     return bool(getattr(module, "_backward_hooks", None) or getattr(module, "_backward_pre_hooks", None))
 
 
+def hooked_tensors() -> tuple[Any, str]:
+    """Return (owner, name) of the method by which a module's gradient hooks replace its inputs and outputs by views.
+
+    It returns them with their places. Missing: (None, ""), and writes to such views stay rejected.
+    """
+    owner = torch.utils.hooks.BackwardHook
+    return (owner, "_apply_on_tensors") if hasattr(owner, "_apply_on_tensors") else (None, "")
+
+
 def has_leaf_hooks(tensor: torch.Tensor) -> bool:
     """Whether a tensor has hooks that get its gradient, before it is accumulated or after. Missing: False."""
     return bool(getattr(tensor, "_backward_hooks", None) or getattr(tensor, "_post_accumulate_grad_hooks", None))

@@ -39,6 +39,7 @@ _ALLOWANCES = {
     "unrecorded_view_written": ("record_views",),
     "view_base_written": ("single_views", "record_views"),
     "expanded_written": ("own_memory",),
+    "function_view_written": ("own_results",),
     "compiled_overwritten": ("run_eagerly",),
     "gradient_overwritten": ("own_gradients",),
     "context_attribute": ("own_context",),

@@ -338,8 +338,9 @@ def _called_text(node: ast.AST) -> str:
 def _written_text(node: ast.AST) -> str:
     if isinstance(node, ast.AugAssign):
         node = node.target
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        node = node.func.value
+    elif isinstance(node, ast.Call):
+        out = next((one.value for one in node.keywords if one.arg == "out"), None)
+        node = out if out is not None else getattr(node.func, "value", node)
     # Unparsing an expression is slow; most of these are never shown.
     return chain_key(node) or chain_key(getattr(node, "value", node)) or ""
 

@@ -25,11 +25,21 @@ from gradsan.originals.deep import Deep
 from gradsan.originals.originals import Kept
 from gradsan.record.recorder import recorder
 from gradsan.record.stacks import is_own_file
+from gradsan.repair.trials.own_results import OwnResults
 
 _SPLITTING = frozenset({"unbind", "split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit", "split_with_sizes"})
 _EXPANDING = frozenset({"expand", "expand_as", "broadcast_to", "broadcast_tensors"})
 _CARRIED = frozenset(
-    {"write_leaves", "renew_leaves", "record_out", "single_views", "record_views", "own_memory", "own_leaf_views"}
+    {
+        "write_leaves",
+        "renew_leaves",
+        "record_out",
+        "single_views",
+        "record_views",
+        "own_memory",
+        "own_leaf_views",
+        "own_results",
+    }
 )
 _REFUSED_LEAF = ("a leaf Variable that requires grad", "a view of a leaf Variable")
 _REFUSED_OUT = "don't support automatic diff"
@@ -46,6 +56,7 @@ def allow(names: Iterable[str]) -> None:
     ``own_gradients``: hooks of tensors and the backward of Functions get copies of gradients. ``own_context``:
     Functions keep copies on ``ctx``.
     ``without_checkpoint``: checkpointed functions are run once, and their saved tensors are kept.
+    ``own_results``: views that Functions return have memory of their own; reading what they viewed later ends the run.
     ``release_gradients``: ``zero_grad`` fills copies with zeros, so that a graph on the gradients stays.
     ``gathered_values``: values gathered by ``fully_shard`` are kept as the forward had them, as copies.
     ``own_rank``: DistributedDataParallel exchanges no gradients; those of a single rank are correct without.
@@ -184,10 +195,15 @@ class _Carrying(TorchFunctionMode):
     def __init__(self, wanted: frozenset[str]) -> None:
         super().__init__()
         self._wanted = wanted
+        self._own_results = OwnResults() if "own_results" in wanted else None
+        if self._own_results is not None:
+            self._own_results.install()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
         name = getattr(func, "__name__", "")
+        if self._own_results is not None:
+            self._own_results.check((args, named))
         try:
             result = func(*args, **named)
         except RuntimeError as failure:

@@ -374,11 +374,12 @@ def one_many_times(frame: Frame, written: str) -> Frame | None:
 
 
 def is_computed_with(frame: Frame) -> bool:
-    """Whether arithmetic takes the result of the call at ``frame``, or the name that it is bound to there."""
+    """Whether arithmetic takes the result of the call at ``frame``, or a name bound there to what is made of it."""
     statement, call = statement_at(frame), expression_at(frame)
     if statement is None or statement.scope is None or call is None:
         return False
-    is_bound = getattr(statement.node, "value", None) is call.node
+    value = getattr(statement.node, "value", None)
+    is_bound = value is not None and any(one is call.node for one in ast.walk(value))
     names = set(assigned_names(statement.node)) if is_bound else set()
     return any(
         part is call.node or (isinstance(part, ast.Name) and part.id in names)

@@ -20,6 +20,7 @@ Row: ``term_is_cut``, as in ``cut_terms.py``. Roles: ``read`` (where the number 
 from __future__ import annotations
 
 import collections
+import itertools
 import math
 import threading
 from collections.abc import Iterator
@@ -30,17 +31,18 @@ import torch
 from torch.autograd.graph import Node
 
 from gradsan import _torch
-from gradsan.detect.meaning.made import Making
+from gradsan.detect.meaning.made import Making, is_in_forward
 from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.detect.meaning.terms.constant_terms import SUMS, linear_below, numbers_below
 from gradsan.detect.meaning.terms.cut_terms import ROW, Cut, CutTerms
+from gradsan.graph import walk
 from gradsan.model import Clue, Frame, Site
 from gradsan.record.detector import Run
 from gradsan.record.log import RawStack
 from gradsan.record.stacks import is_of_program, symbolise
 from gradsan.record.steps import RawBackward, moved_storages, read_backward
 
-_LINES, _NUMBERS, _USES, _OF_A_LINE = 256, 256, 64, 8
+_LINES, _NUMBERS, _USES, _OF_A_LINE, _NODES_OF_A_NUMBER = 256, 256, 64, 8, 16
 _ADDS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__"})
 _TAKES = frozenset({"sub", "sub_", "__sub__", "__isub__", "subtract"})
 _NUMBERS_GIVEN = {"item": "item", "__float__": "float", "tolist": "tolist"}
@@ -139,12 +141,12 @@ class NumberTerms(RoundDetector):
         line = symbolise(stack).user_frame
         if line is None:
             return
-        if self.is_before_first_backward and _torch.is_trainable_leaf(tensor):
-            self._note_left(tensor, Cut(stack, _NUMBERS_GIVEN[name], (), "number"))
+        node = _torch.grad_fn_of(tensor)
+        if self.is_before_first_backward and (leaf := _leaf_of(tensor, node, stack)) is not None:
+            self._note_left(leaf, Cut(stack, _NUMBERS_GIVEN[name], (), "number"))
         place = self._counts[line]
         self._counts[line] += 1
         # ``{name: one.item() for ...}`` takes several numbers, each for itself.
-        node = _torch.grad_fn_of(tensor)
         is_among_first = place < _OF_A_LINE
         atoms = frozenset(_atoms((node,))) if node is not None and is_among_first else frozenset[int]()
         for key in [(line, -1), (line, place)][: 2 if is_among_first else 1]:
@@ -250,6 +252,15 @@ class NumberTerms(RoundDetector):
             Clue("read", symbolise(taken.stack), op=taken.op, values=values),
             Clue("added", symbolise(stack)),
         )
+
+
+def _leaf_of(tensor: torch.Tensor, node: Node | None, stack: RawStack) -> Any:
+    """Return the parameter that a value is, or that one in a forward is computed from alone: ``scale.exp().item()``."""
+    if node is None or not is_in_forward(stack):
+        return tensor if _torch.is_trainable_leaf(tensor) else None
+    below = list(itertools.islice(walk.each_behind([node]), _NODES_OF_A_NUMBER + 1))
+    leaves = walk.leaves_of(below)
+    return leaves[0] if len(leaves) == 1 and len(below) <= _NODES_OF_A_NUMBER else None
 
 
 def _number(given: Any) -> float | None:

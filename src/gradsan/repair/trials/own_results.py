@@ -1,0 +1,68 @@
+"""Results of custom Functions with memory of their own, for the reference run, in place of views that may not be written.
+
+A Function that returns its input, or a view of it, as module hooks of gradients do, gives a result that PyTorch lets
+nobody write: the write would change the input too, past the Function's backward. A copy may be written, and is the same
+to the program as long as nothing reads the input afterwards. If anything does, the run ends there: which values the
+input is to have then is not known.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gradsan import _torch
+
+_Pair = tuple[Any, Any]
+
+
+class OwnResults:
+    """Copies of such results, each with the input that it would share memory with."""
+
+    def __init__(self) -> None:
+        self._pairs: list[_Pair] = []
+
+    def install(self) -> None:
+        """Have Functions, and the gradient hooks of modules, give such copies from now on."""
+        apply = inspect.getattr_static(torch.autograd.Function, "apply")
+
+        def copied(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            result = apply.__get__(None, cls)(*args, **kwargs)
+            # Module hooks look for the Node of the view.
+            return result if _torch.hands_gradients_through(cls) else self._copies(result)
+
+        torch.autograd.Function.apply = classmethod(copied)  # type: ignore[assignment]
+        owner, name = _torch.hooked_tensors()
+        if owner is not None:
+            setattr(owner, name, self._around_hooked(getattr(owner, name)))
+
+    def check(self, args: tuple[Any, ...]) -> None:
+        """Raise ``RuntimeError`` if ``args`` have an input whose copy the program has written."""
+        self._pairs[:] = [(copy, base) for copy, base in self._pairs if copy() is not None and base() is not None]
+        written = {_torch.storage_or_none(base()) for copy, base in self._pairs if copy()._version}
+        if written and any(_torch.storage_or_none(one) in written for one in _torch.tensors_in(args)):
+            raise RuntimeError("the input of a Function is read after its result, a view of it, was written")
+
+    def _around_hooked(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def hooked(*args: Any, **kwargs: Any) -> Any:
+            given, places = original(*args, **kwargs)
+            return self._copies(given), places
+
+        return hooked
+
+    def _copies(self, result: Any) -> Any:
+        if isinstance(result, tuple) and type(result) is tuple:
+            return tuple(map(self._copy, result))
+        return self._copy(result)
+
+    def _copy(self, one: Any) -> Any:
+        if not torch.is_tensor(one) or one._base is None or one.grad_fn is None:
+            return one
+        made = one.clone()
+        self._pairs.append((_torch.weak_tensor(made), _torch.weak_tensor(one._base)))
+        return made
