@@ -154,9 +154,16 @@ def plain_buffer() -> Kept:
     return Kept(t, (torch.rand(4, requires_grad=True) * t).sum())
 
 
+def output_written_to_a_view() -> Kept:
+    """The Node that saved it stands inside a CopySlices, and no variable holds the view."""
+    t = torch.rand(6, requires_grad=True) * 1.0
+    return Kept(t[2:], t[:2].sigmoid_().sum())
+
+
 SAVES: dict[str, Callable[[], Kept]] = {
     "input": non_leaf_input,
     "output": non_leaf_output,
+    "output on a view": output_written_to_a_view,
     "leaf": leaf,
     "buffer": plain_buffer,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -318,6 +319,22 @@ def learn_words() -> None:
             _, found, hint = str(error).partition(_HINT)
             if found:
                 _hints[torch.is_anomaly_enabled()] = hint
+
+
+@functools.cache
+def slot_of_own_result(op: str) -> tuple[str, str] | None:
+    """Return (Node, slot) where an in-place operation of one tensor saves what it wrote: ``exp_``, ``elu_``."""
+    function = getattr(torch.Tensor, op, None) or getattr(torch.nn.functional, op, None)
+    if not op.endswith("_") or op.endswith("__") or function is None or has_hooks() or is_transformed():
+        return None
+    with hushed(), without_dispatch_modes(), torch.inference_mode(False), torch.enable_grad():
+        written = torch.ones(1, requires_grad=True, dtype=torch.float32, device="cpu") * 1
+        try:
+            node = cast("Node", function(written).grad_fn)
+        except (TypeError, RuntimeError, AttributeError):
+            return None
+        kept = ((slot, packed_object(saved)) for slot, saved in saved_slots(node)) if node is not None else ()
+        return next(((node.name(), slot) for slot, one in kept if one is not None and one.is_set_to(written)), None)
 
 
 def version_error(tensor: torch.Tensor, saved: int, maker: Any, number: int) -> str:

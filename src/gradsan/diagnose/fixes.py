@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 from gradsan import source
+from gradsan.diagnose import needs
 from gradsan.diagnose.carriers import Carrier, cut
 from gradsan.diagnose.facts import Facts
 from gradsan.diagnose.names import operands_at_save, result_at_save
@@ -302,6 +303,12 @@ def _copy_for_autograd(facts: Facts) -> tuple[Fix, ...]:
     frame = save.site.user_frame
     if frame is None:
         return ()
+    saving = f"{needs.op_name(save.node or '')}_"
+    if save.is_output and source.computes_with_result(frame, saving):
+        # ``b = p[:, 2:].exp_()`` saved what it wrote: a clone of its result comes too late.
+        change = source.result_out_of_place(frame, saving)
+        lines = _as_lines(frame, change)
+        return (_fix("out_of_place", "changed", facts, lines),) if lines else ()
     if save.is_output:
         # The line may bind any of the values that a library computes on the way.
         result = result_at_save(facts.conflict)

@@ -111,13 +111,19 @@ def _of_stale(
             info = replace(info, requires_grad=False)
     else:
         info = stale_slots.described(core, stale)
+    own = stale_slots.saving_write(core, stale)
+    own = own if own is not None and own.raw.storage == info.storage else None
     made = None if node is None else stale_slots.of_node(core, steps, node, backward.thread, stale, info.storage)
+    if own is not None:
+        made = stale_slots.Origin(own.raw.clock, own.raw.stack, backward.thread, True)
     since = made.clock if made else ledger.first_move(core, steps, info.storage, stale.saved_version, stale.version) - 1
     writes = ledger.writes_since(core, steps, info.storage, since, stale.saved_version, stale.version)
     stack = made.stack if made and made.is_exact else None
     save = save_of(core, steps, since, stack, info, stale.saved_version, node, stale.slot)
+    if own is not None:
+        save = replace(save, node=own.node, slot=own.slot)
     conflict = Conflict(
-        save=replace(save, is_output=stale.is_output),
+        save=replace(save, is_output=stale.is_output or own is not None),
         writes=writes,
         use=use_of(core, backward, stale.version),
         names=() if tensor is None else naming.names_of(tensor, frame),

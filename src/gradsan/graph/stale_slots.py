@@ -41,7 +41,8 @@ class Stale(NamedTuple):
     """A saved tensor whose version moved, as far as the graph shows.
 
     ``node`` is None where it is undecided which Node failed, ``slot`` where that Node shows none of its slots,
-    ``tensor`` where no Node shows it. ``hidden`` are the Nodes that show no slots and may have saved it.
+    ``tensor`` where no Node shows it. ``hidden`` are the Nodes that show no slots and may have saved it; ``kind`` is
+    then the type of tensor in the message.
     """
 
     node: Node | None
@@ -52,6 +53,7 @@ class Stale(NamedTuple):
     saved_version: int
     version: int
     hidden: tuple[Any, ...] = ()
+    kind: str = ""
 
 
 def is_version_error(error: BaseException) -> bool:
@@ -97,7 +99,8 @@ def find_stale(
         elif not retain_graph and _holds_something(node):
             break  # the engine did not get this far
     only = hidden[0] if len(hidden) == 1 else None
-    return Stale(only, None, None, False, _sizes(said), int(said["saved"]), int(said["now"]), tuple(hidden))
+    versions = int(said["saved"]), int(said["now"])
+    return Stale(only, None, None, False, _sizes(said), *versions, tuple(hidden), said["type"])
 
 
 def stale_errors(roots: Iterable[Node]) -> list[RuntimeError]:
@@ -245,13 +248,45 @@ def last_write(core: Log, stale: Stale) -> RawWrite | None:
     return None
 
 
+class SavingWrite(NamedTuple):
+    """An in-place operation that saved its own result, and where: ``ExpBackward0``, ``result``."""
+
+    raw: RawWrite
+    node: str
+    slot: str
+
+
+def saving_write(core: Log, stale: Stale) -> SavingWrite | None:
+    """Return the in-place operation on a view whose Node, hidden in a CopySlices, saved the result: ``p[:2].exp_()``.
+
+    It left the sizes and the saved version of the message. None where lines of the program differ.
+    """
+    if stale.slot is not None or not any(map(_torch.is_copy_slices, stale.hidden)):
+        return None
+    # A step of an optimizer is in another log.
+    known = {raw.storage for raw in _last_writes(core) if raw.version is not None and raw.version <= stale.version}
+    found = [
+        SavingWrite(raw, *place)
+        for raw in logged_writes(core)
+        if raw.storage in known
+        and raw.version == stale.saved_version
+        and tuple(raw.shape) == stale.sizes
+        and (place := _torch.slot_of_own_result(raw.op)) is not None
+    ]
+    return found[-1] if len({one.raw.stack for one in found}) == 1 else None
+
+
 def described(core: Log, stale: Stale) -> TensorInfo:
     """Return the known metadata of a tensor that no variable holds any more."""
-    raw = last_write(core, stale)
+    own = saving_write(core, stale)
+    raw = last_write(core, stale) if own is None else own.raw
+    kind = getattr(torch, stale.kind.removeprefix("torch."), None)
+    dtype = str(getattr(kind, "dtype", "")).removeprefix("torch.")
+    device = "cpu" if dtype else ""
     if raw is None:
-        return TensorInfo(stale.sizes, "", "", 0, Region(0, stale.sizes, (), 1), True, False)
+        return TensorInfo(stale.sizes, dtype, device, 0, Region(0, stale.sizes, (), 1), True, False)
     region = Region(raw.offset, raw.shape, raw.strides or (), raw.itemsize)
-    return TensorInfo(stale.sizes, "", "", raw.storage, region, True, False)
+    return TensorInfo(stale.sizes, dtype, device, raw.storage, region, True, False)
 
 
 def _last_writes(core: Log) -> list[RawWrite]:

@@ -134,3 +134,20 @@ def _definitions(scope: FunctionNode | ast.Module, at: ast.stmt, name: str) -> f
     body = scope.body if isinstance(scope.body, list) else []
     found: frozenset[Definition] = reaching(body, at).get(name, frozenset())
     return frozenset(one.statement for one in found) or frozenset({None})
+
+
+def is_read_whole_after(source: SourceFile, statement: ast.stmt, written: ast.expr) -> bool:
+    """Whether ``written``, of which ``statement`` writes a part, is read after it, or anew in a loop, without an index."""
+    scope, text = source.function(statement) or source.module, source.text(written)
+    loops = [parent for parent, _ in source.ancestors(statement) if isinstance(parent, ast.For | ast.While)]
+    again = {one for loop in loops for one in ast.walk(loop)}
+    own = set(ast.walk(statement))
+    return any(
+        isinstance(getattr(node, "ctx", None), ast.Load)
+        and node not in own
+        and (node in again or node.lineno > statement.lineno)
+        and not isinstance(source.parents[node][0], ast.Subscript)
+        and source.text(node) == text
+        for node in ast.walk(scope)
+        if isinstance(node, ast.Name | ast.Attribute)
+    )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited, text_with, without_keyword
+from gradsan.source.flow.aliases import is_read_whole_after
 from gradsan.source.flow.targets import target_at
 from gradsan.source.identifiers import (
     chain_key,
@@ -117,9 +118,14 @@ def _is_just_made(source: SourceFile, node: ast.expr) -> bool:
 
 
 def result_out_of_place(frame: Frame, op: str) -> Change | None:
-    """``s = self.p.exp_()`` as ``s = self.p.exp()``: the tensor keeps its values, and the name holds the result."""
+    """``s = self.p.exp_()`` as ``s = self.p.exp()``: the tensor keeps its values, and the name holds the result.
+
+    None where a part was written, ``s = p[:2].exp_()``, and the whole of ``p`` is read afterwards.
+    """
     found = target_at(frame, op)
     if found is None or not isinstance(found[0].node, ast.Call):
+        return None
+    if found[1].through_view and is_read_whole_after(found[0].source, found[0].statement, found[1].node):
         return None
     source, chain = found[0].source, _rewrite_chain(found[0].source, found[0].node)
     return None if chain is None else edited(source, chain.edits, _KIND)
