@@ -92,7 +92,7 @@ def compare_trainings(reference: Recording, candidate: Recording, *texts: Mappin
             if not right.is_end and (name in at_end or value.memory in left | stepped):
                 decided_later.append(name)
                 continue
-            if _is_setting(name, reference, candidate):
+            if _is_setting(name, reference, candidate) or (has_rounds and _is_unread(name, right)):
                 continue
             is_kept = has_rounds and name not in right.passing and _is_kept(name, value, reference.moments)
             is_kept = is_kept and not _comes_later(name, other, pairs[: position if not right.is_end else 0])
@@ -157,6 +157,11 @@ def _is_kept(name: str, value: Value, moments: Sequence[Moment]) -> bool:
     if path.rpartition(".")[2] in _STATISTICS:
         return False
     return "." in path or "[" in path or value.dtype == "int" or _stays(name, moments)
+
+
+def _is_unread(name: str, moment: Moment) -> bool:
+    """Whether nothing reads it any more: the next round binds the variable anew, and what came of it is compared."""
+    return name in moment.passing and not name.endswith(".grad")
 
 
 def _is_setting(name: str, *runs: Recording) -> bool:

@@ -59,8 +59,8 @@ def clears_between(first: Frame, last: Frame) -> bool:
 def bound_each_round(file: str, line: int) -> frozenset[str]:
     """The variables that the function at ``line`` binds before it reads them, in every iteration of its loop there.
 
-    The outermost loop around the line decides; for a function without one, which each round calls again, all that it
-    binds; for a module without one nothing.
+    Of each loop around the line, unless one further out reads them, too; for a function without one, which each round
+    calls again, all that it binds; for a module without one nothing.
     """
     source = read_source(file)
     statements = [] if source is None else [one for one in source.nodes if isinstance(one, ast.stmt)]
@@ -74,9 +74,24 @@ def bound_each_round(file: str, line: int) -> frozenset[str]:
     function = source.function(at)
     around = [one for one, _ in source.ancestors(at) if source.function(one) is function]
     loops = [one for one in around if isinstance(one, ast.For | ast.AsyncFor | ast.While)]
-    body = loops[-1].body if loops else getattr(function, "body", [])
+    if not loops:
+        body = getattr(function, "body", [])
+        return _bound_before_read(body if isinstance(body, list) else [])
+    found = frozenset[str]()
+    for loop in loops:
+        own = set(ast.walk(loop))
+        elsewhere = {
+            one.id
+            for one in ast.walk(loops[-1])
+            if one not in own and isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)
+        }
+        found |= _bound_before_read(loop.body) - elsewhere
+    return found
+
+
+def _bound_before_read(body: Sequence[ast.stmt]) -> frozenset[str]:
     bound, read = set[str](), set[str]()
-    for node in body if isinstance(body, list) else []:
+    for node in body:
         read |= _names_read(node) - bound
         for target in node.targets if isinstance(node, ast.Assign) else ():
             bound |= {
