@@ -191,7 +191,13 @@ def _into_function(made: Label, used: Label) -> Fix | None:
     if not isinstance(function, ast.FunctionDef):
         return None
     first = next((place for place in blocks.placements(made) if function in place.block), None)
-    return None if first is None else _put_into(first, function, "rebuild_in_function")
+    if first is None:
+        return None
+    # What the loss itself was computed from has been freed with it.
+    is_loss = method_receiver(used.frame) in blocks.names_bound(first.statement)
+    starts = [_start_of(first), first] if is_loss else [first]
+    found = (_put_into(one, function, "rebuild_in_function", needed=first.statement) for one in starts if one)
+    return next((one for one in found if one is not None), None)
 
 
 def _put_into(
