@@ -33,7 +33,7 @@ def loss_without_graph(failure: Failure) -> Diagnosis | None:
         "GS405",
         "loss_without_graph",
         values=values,
-        title="title.loss_without_graph" if cut.kind == "grad_mode_off" else "title.loss_without_graph_cut",
+        title="title.loss_without_graph_mode" if cut.kind == "grad_mode_off" else "title.loss_without_graph_cut",
         explanation=f"explanation.loss_without_graph_{explained}",
         labels=(*cuts_in_order(cuts), *used),
         tensor=_tensor(failure, name),
@@ -168,13 +168,17 @@ def _nothing_requires_grad(failure: Failure, name: str | Message, used: tuple[La
     frames = failure.site.user_frames
     made = source.definition_of(frames[-1], name) if frames and isinstance(name, str) else None
     created: tuple[Label, ...] = ()
-    if made is not None and failure.site.shown_frame is not None:
+    mode = failure.clue("mode")
+    is_off = mode is not None and not mode.values["grad_enabled"]
+    if made is not None and not is_off and failure.site.shown_frame is not None:
         created = label_texts.at("created", Site((made.frame,)), Message("label.nothing_requires_grad"))
     return parts.diagnosis(
         failure,
         "GS405",
         "loss_without_graph",
         values={"name": name},
+        title="title.loss_without_graph_mode" if is_off else None,
+        explanation="explanation.loss_without_graph_off" if is_off else None,
         labels=(*created, *used),
         tensor=_tensor(failure, name),
         fixes=(Fix("requires_grad_first", "changed", Message("help.requires_grad_first")),),

@@ -1,4 +1,4 @@
-"""Results of custom Functions with memory of their own, for the reference run, in place of views that may not be written.
+"""Results of custom Functions with memory of their own, for the reference run, instead of views of the input.
 
 A Function that returns its input, or a view of it, as module hooks of gradients do, gives a result that PyTorch lets
 nobody write: the write would change the input too, past the Function's backward. A copy may be written, and is the same

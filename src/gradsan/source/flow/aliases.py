@@ -137,7 +137,7 @@ def _definitions(scope: FunctionNode | ast.Module, at: ast.stmt, name: str) -> f
 
 
 def is_read_whole_after(source: SourceFile, statement: ast.stmt, written: ast.expr) -> bool:
-    """Whether ``written``, of which ``statement`` writes a part, is read after it, or anew in a loop, without an index."""
+    """Whether ``written``, of which ``statement`` writes a part, is read after it, or again in a loop, as a whole."""
     scope, text = source.function(statement) or source.module, source.text(written)
     loops = [parent for parent, _ in source.ancestors(statement) if isinstance(parent, ast.For | ast.While)]
     again = {one for loop in loops for one in ast.walk(loop)}

@@ -32,9 +32,9 @@ from gradsan.source.identifiers import (
     local_nodes,
     standing_of,
 )
-from gradsan.source.locate import expression_at, statement_at
+from gradsan.source.locate import expression_at, frame_of, statement_at
 from gradsan.source.methods import METADATA
-from gradsan.source.tree import FunctionNode, SourceFile, header_nodes
+from gradsan.source.tree import FunctionNode, SourceFile, header_nodes, read_source
 
 _DEEPEST = 40
 _MOST = 4_000
@@ -288,7 +288,10 @@ def _children(node: ast.AST) -> Iterator[ast.expr]:
 
 
 def grad_switched_off(frames: Sequence[Frame]) -> Frame | None:
-    """The last call of ``torch.set_grad_enabled(False)`` before the statements of ``frames`` (outermost first)."""
+    """The last call of ``torch.set_grad_enabled(False)`` before the statements of ``frames`` (outermost first).
+
+    Else the only one in another function of their files which does not switch gradients on again.
+    """
     for frame in reversed(frames):
         statement = statement_at(frame)
         if statement is None:
@@ -305,7 +308,22 @@ def grad_switched_off(frames: Sequence[Frame]) -> Frame | None:
             return replace(
                 frame, line=span.line, column=span.column, end_line=span.end_line, end_column=span.end_column
             )
-    return None
+    files = {frame.file: frame for frame in frames}
+    left = [found for like in files.values() for found in _left_off(like)]
+    return left[0] if len(left) == 1 else None
+
+
+def _left_off(like: Frame) -> Iterator[Frame]:
+    source = read_source(like.file)
+    for node in () if source is None else source.nodes:
+        call = node.value if isinstance(node, ast.Expr) else None
+        function = None if source is None else source.function(node)
+        if source is None or function is None or not isinstance(call, ast.Call) or not isinstance(node, ast.Expr):
+            continue
+        if leaf_name(call.func) == "set_grad_enabled" and mode_of(call) == "no_grad":
+            later = (one for one in local_nodes(function) if isinstance(one, ast.Call) and one.lineno > node.lineno)
+            if not any(leaf_name(one.func) == "set_grad_enabled" for one in later):
+                yield frame_of(source, node, like)
 
 
 def _is_gradient(source: SourceFile, call: ast.Call) -> bool:

@@ -38,6 +38,7 @@ from gradsan.source.identifiers import (
 from gradsan.source.locate import Expression, Statement, expression_at, expressions_at, statement_at, statements_at
 from gradsan.source.methods import ADDING, KEEPS_SEVERAL
 from gradsan.source.rewrite.rebinding import can_rebind, notes_on_rebinding, value_and_clone
+from gradsan.source.rewrite.uncut import as_decorator
 from gradsan.source.tree import SourceFile, Span, header_nodes, source_lines
 
 _Found = TypeVar("_Found")
@@ -312,9 +313,11 @@ def undone(frame: Frame, kind: str) -> Change | None:
     """The line of ``frame``, the place of a cut of this kind, with a graph; None where the source does not show how.
 
     ``x.item()`` and ``float(x)`` become ``x``, ``torch.tensor(losses)`` of a list becomes ``torch.stack(losses)``,
-    ``autograd.grad`` is asked for a graph, and a decorator ``@torch.no_grad()`` is removed. ``detach()`` and ``.data``
-    are written on purpose: these stay.
+    ``autograd.grad`` is asked for a graph, and a decorator ``@torch.no_grad()`` is removed; it replaces a
+    ``torch.set_grad_enabled(False)`` in a function. ``detach()`` and ``.data`` are written on purpose: these stay.
     """
+    if kind == "grad_mode_off":
+        return as_decorator(frame)
     line = next(iter(source_lines(frame.file)[frame.line - 1 : frame.line]), "")
     if kind in ("no_grad", "inference_mode"):
         return Change(frame.line, line, "", "undone") if line.lstrip().startswith("@") else None
