@@ -221,3 +221,22 @@ def test_a_result_of_a_module_with_a_gradient_hook_is_written(x, functions_resto
         total = hooked(x * 3).relu_().sum()
     assert gradient_of(x, total) == [[0, 3, 3], [3, 3, 3]]
     assert given == [[[0, 1, 1], [1, 1, 1]]]
+
+
+def test_what_inference_mode_made_may_be_saved(monkeypatch):
+    monkeypatch.setattr(torch, "inference_mode", torch.inference_mode)
+    monkeypatch.setattr(torch.autograd, "inference_mode", torch.autograd.inference_mode)
+    w = torch.ones(2, requires_grad=True)
+    allowances.allow(["no_inference"])
+
+    @torch.inference_mode
+    def doubled():
+        return w * 2
+
+    with torch.inference_mode():
+        tripled = w * 3
+        with torch.inference_mode(mode=False):
+            recorded = w * 4
+    assert recorded.requires_grad
+    assert not doubled().requires_grad
+    assert gradient_of(w, (w * tripled * doubled()).sum()) == [6, 6]

@@ -40,6 +40,7 @@ _ALLOWANCES = {
     "view_base_written": ("single_views", "record_views"),
     "expanded_written": ("own_memory",),
     "function_view_written": ("own_results",),
+    "inference_tensor_used": ("no_inference",),
     "compiled_overwritten": ("run_eagerly",),
     "gradient_overwritten": ("own_gradients",),
     "context_attribute": ("own_context",),

@@ -56,6 +56,7 @@ def allow(names: Iterable[str]) -> None:
     ``own_gradients``: hooks of tensors and the backward of Functions get copies of gradients. ``own_context``:
     Functions keep copies on ``ctx``.
     ``without_checkpoint``: checkpointed functions are run once, and their saved tensors are kept.
+    ``no_inference``: inference mode is ``no_grad``.
     ``own_results``: views that Functions return have memory of their own; reading what they viewed later ends the run.
     ``release_gradients``: ``zero_grad`` fills copies with zeros, so that a graph on the gradients stays.
     ``gathered_values``: values gathered by ``fully_shard`` are kept as the forward had them, as copies.
@@ -65,6 +66,8 @@ def allow(names: Iterable[str]) -> None:
     if "keep_graphs" in wanted:
         torch.autograd.backward = _keeping(torch.autograd.backward, 2)
         torch.autograd.grad = _keeping(torch.autograd.grad, 3)
+    if "no_inference" in wanted:
+        torch.inference_mode = torch.autograd.inference_mode = _no_grad_for_inference  # type: ignore[assignment,misc]
     if "run_eagerly" in wanted:
         torch.compiler.set_stance("force_eager")
     if "own_gradients" in wanted:
@@ -117,6 +120,13 @@ def _releasing(zero: Callable[..., None], parameters: Callable[[Any], Iterable[A
         zero(owner, *args, **kwargs)
 
     return releasing
+
+
+def _no_grad_for_inference(mode: Any = True) -> Any:
+    """``torch.inference_mode``, called with a flag, or used as a decorator without a call."""
+    if callable(mode):
+        return torch.no_grad()(mode)
+    return torch.no_grad() if mode else torch.enable_grad()
 
 
 def _run_once(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
