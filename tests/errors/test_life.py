@@ -58,6 +58,7 @@ CUT_AT = {
     "cut_by_decorator": "@torch.no_grad()",
     "cut_by_item": ".item()",
     "cut_by_mode": "set_grad_enabled(False)",
+    "cut_by_mode_in_helper": "set_grad_enabled(False)",
     "cut_by_numpy": "a.detach().numpy()",
     "cut_in_eval_helper": "with torch.no_grad():",
     "cut_set_late": "w.requires_grad_()",

@@ -31,6 +31,6 @@ def test_in_a_function_that_each_round_calls_its_whole_body_counts(tmp_path):
 
 
 def test_of_nested_loops_each_counts_unless_one_further_out_reads_it(tmp_path):
-    text = "for epoch in range(3):\n    for part in data:\n        out = net(part)\n        loss = out.sum()\n    print(loss)\n"
-    (tmp_path / "loop.py").write_text(text)
+    inner = "    for part in data:\n        out = net(part)\n        loss = out.sum()\n"
+    (tmp_path / "loop.py").write_text(f"for epoch in range(3):\n{inner}    print(loss)\n")
     assert bound_each_round(str(tmp_path / "loop.py"), 4) == {"out"}
