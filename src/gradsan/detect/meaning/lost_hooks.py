@@ -1,6 +1,6 @@
-"""Gradient hooks without effect: of a view that is written, or computing a gradient that they do not return.
+"""Gradient hooks without effect: of a view that is written, of a parameter that is replaced, or returning nothing.
 
-A write gives a view, or its base, a new grad_fn.
+A write gives a view, or its base, a new grad_fn. A parameter that a module gets in place of one with hooks has none.
 
 PyTorch leaves the hooks of a view at its Node of when they were registered. Uses of the view after the write
 depend on another Node, so these hooks do not run. Backward calls are only checked while there is such a view.
@@ -8,7 +8,8 @@ depend on another Node, so these hooks do not run. Backward calls are only check
 Row ``hook_result_dropped``: roles ``hook`` (where it was registered; ``name``) and ``computed`` (its line).
 Row: ``hook_lost``. Roles: ``hook`` (where it was registered; ``name`` is the view; ``values``: ``shape``, ``dtype``,
 ``device``), ``written`` (the write; ``op``). The value ``earlier`` of the failure is set where the hook still runs for
-uses of the view before the write.
+uses of the view before the write, ``replaced`` where the tensor was a parameter, and ``written`` is where its module
+got another one; it had died before any backward, and this one reaches the other, which has no hook.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from gradsan import _torch, source
 from gradsan.detect.lost_updates import Graph
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Finder, Guard, Run
+from gradsan.record.guarding import numbered_apart
 from gradsan.record.ledger import call_that_made
-from gradsan.record.log import RawStack, RawWrite, logged_writes
+from gradsan.record.log import RawStack, RawWrite, backward_calls, logged_writes
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import is_user_file, symbolise
 from gradsan.record.steps import RawBackward, read_backward
@@ -58,6 +62,20 @@ class _Hooked:
     failure: Failure | None = None
 
 
+@dataclass(slots=True)
+class _Leaf:
+    """A parameter with a hook, as long as no backward has begun; then what replaced it in its module, and where."""
+
+    tensor: _torch.weak_tensor
+    facts: dict[str, Any]
+    alive: Any
+    clock: int
+    stack: RawStack
+    name: str = ""
+    instead: _torch.weak_tensor | None = None
+    replaced: RawStack | None = None
+
+
 class LostHooks(Finder):
     """Checks backward calls while there are views with hooks; ``listen(True)`` requests these calls."""
 
@@ -67,6 +85,7 @@ class LostHooks(Finder):
         super().__init__(run)
         self._waiting: list[_Hooked] = []
         self._codes = self._notes(set[CodeType]())
+        self._leaves = self._notes(dict[int, _Leaf]())
 
     def install(self, patches: Patches, guard: Guard) -> None:
         """Watch ``register_hook``."""
@@ -79,6 +98,14 @@ class LostHooks(Finder):
                 guard(lambda: self._read(args[0], args[1] if len(args) > 1 else None, stack))
 
         patches.set(torch.Tensor, "register_hook", core.listener(register, None, registered))
+
+        def replacing(module: nn.Module, name: str, parameter: torch.Tensor | None) -> None:
+            if self._leaves and parameter is not None:
+                stack = core.stack(1)
+                guard(lambda: self._replace(module, name, parameter, stack))
+
+        handle = numbered_apart(register_module_parameter_registration_hook(replacing))
+        patches.on_undo(handle.remove)
 
     def forget(self) -> None:
         for one in self._waiting:
@@ -108,7 +135,42 @@ class LostHooks(Finder):
             clues = Clue("hook", name=name, values=_torch.facts_of(tensor)), Clue("computed", Site((frame,)))
             self._report_at(DROPPED, stack, *clues)
 
+    def _replace(self, module: nn.Module, name: str, parameter: torch.Tensor, stack: RawStack) -> None:
+        """Note a parameter that a module gets in place of one with a hook, before it has it."""
+        before = dict(module.named_parameters(recurse=False)).get(name)
+        known = None if before is None else self._leaves.get(id(before))
+        if known is not None and known.tensor() is before and before is not parameter:
+            known.name, known.replaced = f"{type(module).__name__}.{name}", stack
+            known.instead = _torch.weak_tensor(parameter)
+            self._listeners.call_before_backward(self.before_backward)
+
+    def _look_at_leaves(self, entry: RawBackward) -> None:
+        """Report the hooks that died with their parameter before any backward, if this one reaches the other."""
+        begun = [call.clock for call in backward_calls(self._core) if call.clock < entry.clock]
+        first = min(begun, default=entry.clock)
+        lost = [
+            (known, instead, known.replaced)
+            for known in self._leaves.values()
+            if known.tensor() is None and known.alive and known.instead is not None and known.replaced is not None
+            if known.clock < first and (instead := known.instead()) is not None
+            if not _torch.has_leaf_hooks(instead)
+        ]
+        self._leaves.clear()
+        reached = {id(one) for one in walk.leaves_of(walk.engine_order(read_backward(entry).roots))} if lost else set()
+        for known, instead, replaced in lost:
+            if id(instead) in reached and known.stack not in self._described:
+                self._described.add(known.stack)
+                hook = Clue("hook", symbolise(known.stack), name=known.name, values=known.facts)
+                written = Clue("written", symbolise(replaced), op="=")
+                values = {"earlier": "", "replaced": "yes"}
+                self._found(Failure(ROW, "", "", symbolise(entry.stack), (hook, written), values, raised=False))
+
     def _remember(self, tensor: torch.Tensor, handle: Any, stack: RawStack) -> None:
+        if _torch.is_trainable_leaf(tensor) and len(self._leaves) < _KEPT and stack not in self._described:
+            facts, alive = _torch.facts_of(tensor), _torch.removal_of(handle)
+            weak = _torch.weak_tensor(tensor)
+            self._leaves[id(tensor)] = _Leaf(weak, facts, alive, self._core.clock, stack)
+            return
         if type(tensor) not in _torch.PLAIN_TENSORS or tensor._base is None or stack in self._described:
             return
         if tensor.grad_fn is None or len(self._waiting) >= _KEPT:
@@ -132,6 +194,8 @@ class LostHooks(Finder):
     @_torch.hushed()
     def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Check the views; the arguments are those of ``listeners.BeforeBackward``."""
+        if entry.accumulates and self._leaves:
+            self._look_at_leaves(entry)
         waiting, self._waiting = self._waiting, []
         since = min((one.clock for one in waiting), default=0)
         writes = logged_writes(self._core, since) if waiting else []

@@ -180,7 +180,7 @@ def hook_result_dropped(failure: Failure) -> Diagnosis | None:
 
 
 def hook_lost(failure: Failure) -> Diagnosis | None:
-    """Diagnose every such failure whose view has a name: a note where the hook runs for earlier uses of the view."""
+    """Diagnose every such failure whose tensor has a name: a note where the hook runs for earlier uses of a view."""
     hook, written = failure.clue("hook"), failure.clue("written")
     if hook is None or written is None:
         return None
@@ -189,6 +189,23 @@ def hook_lost(failure: Failure) -> Diagnosis | None:
     if name is None:
         return None
     values = {"name": name, "writer": label_texts.as_written(written.op)}
+    if failure.values.get("replaced"):
+        return parts.diagnosis(
+            failure,
+            "GS223",
+            "hook_lost",
+            values=values,
+            severity="warning",
+            title="title.hook_replaced",
+            explanation="explanation.hook_replaced",
+            labels=(
+                *parts.label_of(hook, "note", "label.hook_registered", values),
+                *parts.label_of(written, "written", "label.hook_replaced", values),
+                *parts.used(failure, "label.hook_of_another", values),
+            ),
+            tensor=parts.tensor_of(hook, name),
+            fixes=(parts.fix("register_hook_after", "changed", values, summary="help.register_hook_on_new"),),
+        )
     earlier = "_earlier" if failure.values.get("earlier") else ""
     return parts.diagnosis(
         failure,
