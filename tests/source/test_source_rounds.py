@@ -4,6 +4,7 @@ import textwrap
 
 from cases import each
 from gradsan.source.flow.rounds import bound_each_round
+from gradsan.source.flow.transient import of_one_round
 
 
 @each(
@@ -34,3 +35,21 @@ def test_of_nested_loops_each_counts_unless_one_further_out_reads_it(tmp_path):
     inner = "    for part in data:\n        out = net(part)\n        loss = out.sum()\n"
     (tmp_path / "loop.py").write_text(f"for epoch in range(3):\n{inner}    print(loss)\n")
     assert bound_each_round(str(tmp_path / "loop.py"), 4) == {"out"}
+
+
+def test_what_is_read_in_some_rounds_only_is_not_of_one_round(tmp_path):
+    head = "def train():\n    for step in range(300):\n        raw = net(data)\n"
+    head += "        part = raw[:2]\n        loss = part.sum()\n"
+    readers = {
+        "        loss.backward()\n": {"raw", "part", "loss"},
+        "        if step % 100 == 0:\n            print(raw)\n": {"part", "loss"},
+        "        report(step, raw)\n": {"part", "loss"},
+        "        kept.append(raw)\n": {"raw", "part", "loss"},
+        "    print(raw)\n": {"part", "loss"},
+        "        return raw\n": {"part", "loss"},
+        "    def last():\n        return raw\n": {"part", "loss"},
+    }
+    for number, (reader, wanted) in enumerate(readers.items()):
+        file = tmp_path / f"loop{number}.py"
+        file.write_text(head + reader)
+        assert of_one_round(str(file), 4) == wanted, reader

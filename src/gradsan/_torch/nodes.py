@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -321,13 +320,18 @@ def learn_words() -> None:
                 _hints[torch.is_anomaly_enabled()] = hint
 
 
-@functools.cache
 def slot_of_own_result(op: str) -> tuple[str, str] | None:
-    """Return (Node, slot) where an in-place operation of one tensor saves what it wrote: ``exp_``, ``elu_``."""
+    """Return (Node, slot) where an in-place operation saves what it wrote: ``exp_``. ``normal_`` draws."""
     function = getattr(torch.Tensor, op, None) or getattr(torch.nn.functional, op, None)
     if not op.endswith("_") or op.endswith("__") or function is None or has_hooks() or is_transformed():
         return None
-    with hushed(), without_dispatch_modes(), torch.inference_mode(False), torch.enable_grad():
+    with (
+        hushed(),
+        without_dispatch_modes(),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.random.fork_rng([]),
+    ):
         written = torch.ones(1, requires_grad=True, dtype=torch.float32, device="cpu") * 1
         try:
             node = cast("Node", function(written).grad_fn)

@@ -30,7 +30,7 @@ from gradsan.record.steps import StepLog
 
 _STALE = re.compile(
     r"one of the variables needed for gradient computation has been modified by an inplace operation: "
-    r"\[(?P<type>\S+) (?P<sizes>\[[^\]]*\]|[\s\d]+\[[^\]]*\])\](?P<output>, which is output \d+ of [^,]+,)?"
+    r"\[(?P<type>\S+) (?P<sizes>\[[^\]]*\]|[\s\d]+\[[^\]]*\])\](?P<output>, which is output \d+ of (?P<maker>[^,]+),)?"
     r".*? is at version (?P<now>\d+); expected version (?P<saved>\d+) instead"
 )
 
@@ -42,7 +42,7 @@ class Stale(NamedTuple):
 
     ``node`` is None where it is undecided which Node failed, ``slot`` where that Node shows none of its slots,
     ``tensor`` where no Node shows it. ``hidden`` are the Nodes that show no slots and may have saved it; ``kind`` is
-    then the type of tensor in the message.
+    then the type of tensor in the message, and ``maker`` the Node there that computed it, if it has one.
     """
 
     node: Node | None
@@ -54,6 +54,7 @@ class Stale(NamedTuple):
     version: int
     hidden: tuple[Any, ...] = ()
     kind: str = ""
+    maker: str = ""
 
 
 def is_version_error(error: BaseException) -> bool:
@@ -100,7 +101,7 @@ def find_stale(
             break  # the engine did not get this far
     only = hidden[0] if len(hidden) == 1 else None
     versions = int(said["saved"]), int(said["now"])
-    return Stale(only, None, None, False, _sizes(said), *versions, tuple(hidden), said["type"])
+    return Stale(only, None, None, False, _sizes(said), *versions, tuple(hidden), said["type"], said["maker"] or "")
 
 
 def stale_errors(roots: Iterable[Node]) -> list[RuntimeError]:
@@ -259,9 +260,10 @@ class SavingWrite(NamedTuple):
 def saving_write(core: Log, stale: Stale) -> SavingWrite | None:
     """Return the in-place operation on a view whose Node, hidden in a CopySlices, saved the result: ``p[:2].exp_()``.
 
-    It left the sizes and the saved version of the message. None where lines of the program differ.
+    It left the sizes and the saved version of the message, which names that Node as the tensor's maker (``Exp``,
+    ``ExpBackward0``), or the view of it. None where lines of the program differ.
     """
-    if stale.slot is not None or not any(map(_torch.is_copy_slices, stale.hidden)):
+    if stale.slot is not None or not stale.maker or not any(map(_torch.is_copy_slices, stale.hidden)):
         return None
     # A step of an optimizer is in another log.
     known = {raw.storage for raw in _last_writes(core) if raw.version is not None and raw.version <= stale.version}
@@ -272,6 +274,7 @@ def saving_write(core: Log, stale: Stale) -> SavingWrite | None:
         and raw.version == stale.saved_version
         and tuple(raw.shape) == stale.sizes
         and (place := _torch.slot_of_own_result(raw.op)) is not None
+        and stale.maker.startswith(("AsStrided", place[0].removesuffix("Backward0")))
     ]
     return found[-1] if len({one.raw.stack for one in found}) == 1 else None
 

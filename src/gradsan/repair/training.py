@@ -161,7 +161,8 @@ def _is_kept(name: str, value: Value, moments: Sequence[Moment]) -> bool:
 
 def _is_unread(name: str, moment: Moment) -> bool:
     """Whether nothing reads it any more: the next round binds the variable anew, and what came of it is compared."""
-    return name in moment.passing and not name.endswith(".grad")
+    is_variable = not {".", "["} & set(name.partition(": ")[2])
+    return is_variable and name in moment.passing
 
 
 def _is_setting(name: str, *runs: Recording) -> bool:

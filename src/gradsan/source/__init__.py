@@ -62,7 +62,7 @@ _NAMES = {
         "first_argument made_by_call reads_again returned_by_hook"
     ),
     "flow.collected": "detach_collected",
-    "flow.cuts": "Cut find_cuts grad_switched_off takes_cut",
+    "flow.cuts": "Cut find_cuts grad_left_off grad_switched_off takes_cut",
     "flow.emptied": "forget_collected",
     "flow.kept": (
         "Addition added_to_optimizer additions are_later_rounds are_updated_alike assignments "

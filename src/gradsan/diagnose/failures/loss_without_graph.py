@@ -9,7 +9,8 @@ from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts
 from gradsan.model import Diagnosis, Failure, Fix, Label, Lines, Message, NamedTensor, Site
 
-_MODES = frozenset({"no_grad", "inference_mode", "grad_mode_off"})
+_OFF = frozenset({"grad_mode_off", "grad_left_off"})
+_MODES = _OFF | {"no_grad", "inference_mode"}
 _MOST_SHOWN = 3
 
 
@@ -33,7 +34,7 @@ def loss_without_graph(failure: Failure) -> Diagnosis | None:
         "GS405",
         "loss_without_graph",
         values=values,
-        title="title.loss_without_graph_mode" if cut.kind == "grad_mode_off" else "title.loss_without_graph_cut",
+        title="title.loss_without_graph_mode" if cut.kind in _OFF else "title.loss_without_graph_cut",
         explanation=f"explanation.loss_without_graph_{explained}",
         labels=(*cuts_in_order(cuts), *used),
         tensor=_tensor(failure, name),
@@ -94,19 +95,21 @@ def cuts_before(failure: Failure, wanted: str | None = None) -> tuple[source.Cut
         for clue in parts.live(failure)[-len(frames) :]
     ]
     mode = failure.clue("mode")
-    if mode is not None and not mode.values["grad_enabled"]:
-        off = source.grad_switched_off(frames)
-        if off is not None:
-            return (source.Cut("grad_mode_off", off, "", True),)
+    is_off = mode is not None and not mode.values["grad_enabled"]
+    if is_off and (off := source.grad_switched_off(frames)) is not None:
+        return (source.Cut("grad_mode_off", off, "", True),)
     found = source.find_cuts(frames, live) if live and len(live) == len(frames) else ()
-    if not found and mode is not None and not mode.values["grad_enabled"]:
-        # The function that runs the backward is itself decorated.
-        around = source.context_around(frames, frozenset({"no_grad", "inference_mode"}))
+    if not is_off or not _MODES.isdisjoint(cut.kind for cut in found):
+        return found
+    # The function that runs the backward is itself decorated.
+    around = source.context_around(frames, frozenset({"no_grad", "inference_mode"}))
+    if around is not None and not found:
         name = source.method_receiver(frames[-1]) or "" if frames else ""
         made = source.definition_of(frames[-1], name) if name else None
         operand = name if made is None else made.value
-        return () if around is None else (source.Cut(around[1], around[0], operand, True),)
-    return found
+        return (source.Cut(around[1], around[0], operand, True),)
+    left = source.grad_left_off(frames) if around is None else None
+    return found if left is None else (source.Cut("grad_left_off", left, "", True),)
 
 
 def cuts_in_order(cuts: tuple[source.Cut, ...]) -> tuple[Label, ...]:
@@ -170,6 +173,7 @@ def _nothing_requires_grad(failure: Failure, name: str | Message, used: tuple[La
     created: tuple[Label, ...] = ()
     mode = failure.clue("mode")
     is_off = mode is not None and not mode.values["grad_enabled"]
+    kind, summary = ("undo_grad_mode_off", "cut_grad_mode_off") if is_off else ("requires_grad_first",) * 2
     if made is not None and not is_off and failure.site.shown_frame is not None:
         created = label_texts.at("created", Site((made.frame,)), Message("label.nothing_requires_grad"))
     return parts.diagnosis(
@@ -181,7 +185,7 @@ def _nothing_requires_grad(failure: Failure, name: str | Message, used: tuple[La
         explanation="explanation.loss_without_graph_off" if is_off else None,
         labels=(*created, *used),
         tensor=_tensor(failure, name),
-        fixes=(Fix("requires_grad_first", "changed", Message("help.requires_grad_first")),),
+        fixes=(Fix(kind, "changed", Message(f"help.{summary}", {"operand": name})),),
     )
 
 

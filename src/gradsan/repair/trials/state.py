@@ -38,7 +38,7 @@ from gradsan._imports import call_after_import
 from gradsan.graph.naming import optimizers_alive
 from gradsan.graph.variables import Space, reached
 from gradsan.repair.trials.trial import Standing, Value
-from gradsan.source.flow.rounds import bound_each_round
+from gradsan.source.flow.transient import of_one_round
 
 _PARTS = 256
 _MOST_ELEMENTS = 1 << 24
@@ -62,7 +62,7 @@ def _lasts(value: Any) -> bool:
 def values_of(spaces: Iterable[Space]) -> tuple[dict[str, Value], frozenset[str]]:
     """The values that ``spaces`` reach, by ``function: expression``, and the names of those that are transient.
 
-    A transient name begins with a loop variable, or is one that every round binds before it reads it: it
+    A transient name begins with a loop variable, or is one that every round binds before it alone reads it: it
     refers to something else in the next round. So does the gradient of a leaf that no optimizer has (0 where there is
     none): only an update by hand would read it.
     """
@@ -70,7 +70,7 @@ def values_of(spaces: Iterable[Space]) -> tuple[dict[str, Value], frozenset[str]
     found: dict[str, Value] = {}
     passing: set[str] = set()
     spaces = list(spaces)
-    bound = {space.scope: bound_each_round(space.scope.file, space.line) for space in spaces if space.line}
+    bound = {space.scope: of_one_round(space.scope.file, space.line) for space in spaces if space.line}
     for one in reached(spaces):
         value = value_of(one.value)
         if value is not None:

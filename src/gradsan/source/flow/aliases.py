@@ -137,17 +137,37 @@ def _definitions(scope: FunctionNode | ast.Module, at: ast.stmt, name: str) -> f
 
 
 def is_read_whole_after(source: SourceFile, statement: ast.stmt, written: ast.expr) -> bool:
-    """Whether ``written``, of which ``statement`` writes a part, is read after it, or again in a loop, as a whole."""
+    """Whether ``written``, of which ``statement`` writes a part, is read after it, or again in a loop, as a whole.
+
+    Or anything that it is a view of is, or another view of that whole; or the same part of it.
+    """
     scope, text = source.function(statement) or source.module, source.text(written)
     loops = [parent for parent, _ in source.ancestors(statement) if isinstance(parent, ast.For | ast.While)]
     again = {one for loop in loops for one in ast.walk(loop)}
     own = set(ast.walk(statement))
+    bound = [pair for node in ast.walk(scope) if node is not statement for pair in _bindings(node)]
+    parts = {source.text(one) for one in own if isinstance(one, ast.Subscript)}
+    wholes = {text}
+    for _ in range(_DEPTH):
+        above = {name for target, value in bound if target in wholes for name in shared_names(source, value)}
+        beside = {target for target, value in bound if _is_whole(value) and shared_names(source, value) & wholes}
+        wholes |= above | beside
     return any(
         isinstance(getattr(node, "ctx", None), ast.Load)
         and node not in own
         and (node in again or node.lineno > statement.lineno)
-        and not isinstance(source.parents[node][0], ast.Subscript)
-        and source.text(node) == text
+        and (not isinstance(around := source.parents[node][0], ast.Subscript) or source.text(around) in parts)
+        and source.text(node) in wholes
+        and not (isinstance(at := source.statement(node), ast.Assign) and _is_view_of(source, at.value, wholes))
         for node in ast.walk(scope)
         if isinstance(node, ast.Name | ast.Attribute)
     )
+
+
+def _is_whole(value: ast.expr) -> bool:
+    return not any(isinstance(one, ast.Subscript) for one in ast.walk(value))
+
+
+def _is_view_of(source: SourceFile, value: ast.expr, wholes: set[str]) -> bool:
+    """Whether a statement only takes a view: what reads that is looked for itself."""
+    return _is_whole(value) and bool(shared_names(source, value) & wholes)

@@ -48,9 +48,9 @@ class Cut:
     """An operation whose result has no graph: its kind, its frame, and its operand as written.
 
     ``kind``: ``detach``, ``data``, ``item``, ``numpy``, ``index`` (argmax and the like), ``comparison``, ``integer``,
-    ``new_tensor``, ``no_grad``, ``inference_mode``, ``grad_mode_off``, ``set_late`` (requires_grad set after the value
-    was used), ``gradient`` (``autograd.grad`` without a graph). ``is_certain``: the operand is known to
-    require grad. ``is_covered``: its result is detached once more, ``covered_by`` is the kind and frame of that.
+    ``new_tensor``, ``no_grad``, ``inference_mode``, ``grad_mode_off``, ``grad_left_off``, ``set_late`` (requires_grad
+    set after the value was used), ``gradient`` (``autograd.grad`` without a graph). ``is_certain``: the operand is
+    known to require grad. ``is_covered``: its result is detached once more, ``covered_by`` is the kind and frame of it.
     """
 
     kind: str
@@ -288,10 +288,7 @@ def _children(node: ast.AST) -> Iterator[ast.expr]:
 
 
 def grad_switched_off(frames: Sequence[Frame]) -> Frame | None:
-    """The last call of ``torch.set_grad_enabled(False)`` before the statements of ``frames`` (outermost first).
-
-    Else the only one in another function of their files which does not switch gradients on again.
-    """
+    """The last call of ``torch.set_grad_enabled(False)`` before the statements of ``frames`` (outermost first)."""
     for frame in reversed(frames):
         statement = statement_at(frame)
         if statement is None:
@@ -308,22 +305,38 @@ def grad_switched_off(frames: Sequence[Frame]) -> Frame | None:
             return replace(
                 frame, line=span.line, column=span.column, end_line=span.end_line, end_column=span.end_column
             )
-    files = {frame.file: frame for frame in frames}
-    left = [found for like in files.values() for found in _left_off(like)]
-    return left[0] if len(left) == 1 else None
+    return None
 
 
-def _left_off(like: Frame) -> Iterator[Frame]:
-    source = read_source(like.file)
-    for node in () if source is None else source.nodes:
-        call = node.value if isinstance(node, ast.Expr) else None
-        function = None if source is None else source.function(node)
-        if source is None or function is None or not isinstance(call, ast.Call) or not isinstance(node, ast.Expr):
-            continue
-        if leaf_name(call.func) == "set_grad_enabled" and mode_of(call) == "no_grad":
-            later = (one for one in local_nodes(function) if isinstance(one, ast.Call) and one.lineno > node.lineno)
-            if not any(leaf_name(one.func) == "set_grad_enabled" for one in later):
-                yield frame_of(source, node, like)
+def grad_left_off(frames: Sequence[Frame]) -> Frame | None:
+    """The one ``torch.set_grad_enabled(False)`` in functions that those of ``frames`` call, which stays in force.
+
+    None where these files switch gradients on anywhere, or several functions off.
+    """
+    found: list[Frame] = []
+    called = {name for frame in frames for name in _called_in(frame)}
+    for like in {frame.file: frame for frame in frames}.values():
+        source = read_source(like.file)
+        for node in () if source is None else source.nodes:
+            call = node.value if isinstance(node, ast.Expr) else None
+            if source is None or not isinstance(call, ast.Call) or leaf_name(call.func) != "set_grad_enabled":
+                continue
+            if mode_of(call) is None:
+                return None
+            function = source.function(node)
+            if isinstance(function, ast.FunctionDef) and function.name in called and node in function.body:
+                found += [] if function.decorator_list else [frame_of(source, node, like)]
+    return found[0] if len(found) == 1 else None
+
+
+def _called_in(frame: Frame) -> Iterator[str]:
+    """The names of functions of the program called in the function of ``frame``: not those of modules."""
+    place = statement_at(frame)
+    nodes = [] if place is None else local_nodes(place.function or place.source.module)
+    for function in (node.func for node in nodes if isinstance(node, ast.Call)):
+        owner = getattr(function, "value", None)
+        if place is not None and (owner is None or standing_of(place.source, owner) == "value"):
+            yield leaf_name(function) or ""
 
 
 def _is_gradient(source: SourceFile, call: ast.Call) -> bool:

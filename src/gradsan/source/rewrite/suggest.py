@@ -316,7 +316,7 @@ def undone(frame: Frame, kind: str) -> Change | None:
     ``autograd.grad`` is asked for a graph, and a decorator ``@torch.no_grad()`` is removed; it replaces a
     ``torch.set_grad_enabled(False)`` in a function. ``detach()`` and ``.data`` are written on purpose: these stay.
     """
-    if kind == "grad_mode_off":
+    if kind == "grad_left_off":
         return as_decorator(frame)
     line = next(iter(source_lines(frame.file)[frame.line - 1 : frame.line]), "")
     if kind in ("no_grad", "inference_mode"):
