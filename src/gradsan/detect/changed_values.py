@@ -40,6 +40,7 @@ from gradsan.record.ledger import RecentWrites, call_that_made
 from gradsan.record.log import Log, RawCall, RawStack, RawWrite
 from gradsan.record.stacks import begin_elsewhere, is_around, symbolise, within_torch
 from gradsan.record.steps import RawBackward, read_backward
+from gradsan.record.user_hooks import has_tensor_hooks
 
 UNRECORDED, CALLERS = "no_grad_write", "forward_alias"
 
@@ -333,9 +334,11 @@ def is_bound(op: str) -> bool:
 def passes_straight(maker: Any, writes: Sequence[tuple[Any, str]]) -> bool:
     """Whether writes make a straight-through estimate, whose gradient is meant to be that of the value before them.
 
-    They round it or take signs, which has no derivative; or a copy is replaced as a whole. ``writes`` are (stack, name
-    of the operation).
+    They round it or take signs, which has no derivative; or a copy is replaced as a whole; or the program has a hook
+    for the gradient of the value. ``writes`` are (stack, name of the operation).
     """
+    if maker is not None and has_tensor_hooks(maker):
+        return True
     if maker is not None and maker.name() == "CloneBackward0" and all(op in _REPLACES for _, op in writes):
         return bool(writes)
     frames = [symbolise(stack).user_frame for stack, _ in writes]

@@ -159,6 +159,14 @@ def has_tensor_hooks(node: Node) -> bool:
     return _KEY in _torch.metadata_of(node)
 
 
+def note_tensor_hook(tensor: torch.Tensor) -> bool:
+    """Note at its Node that a tensor has got a hook; return whether it has one."""
+    node = tensor.grad_fn
+    if node is not None:
+        _torch.metadata_of(node).setdefault(_KEY, {})[tensor.output_nr] = weakref.ref(tensor._backward_hooks)
+    return node is not None
+
+
 def may_look(node: Node) -> bool:
     """Whether code of the program's reads gradients on their way: a hook, or the backward of a Function."""
     return node.name() == _HOOKED or has_tensor_hooks(node) or _torch.is_custom_node(node)
@@ -193,7 +201,4 @@ class TensorHooks:
         return [(output, list(hooks.values())) for output, hooks in found if hooks]
 
     def _remember(self, tensor: torch.Tensor) -> None:
-        node = tensor.grad_fn
-        if node is not None:
-            self._any = True
-            _torch.metadata_of(node).setdefault(_KEY, {})[tensor.output_nr] = weakref.ref(tensor._backward_hooks)
+        self._any |= note_tensor_hook(tensor)

@@ -36,6 +36,7 @@ from gradsan.record.log import RawStack, RawWrite, backward_calls, logged_writes
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import is_user_file, symbolise
 from gradsan.record.steps import RawBackward, read_backward
+from gradsan.record.user_hooks import note_tensor_hook
 
 ROW, DROPPED = "hook_lost", "hook_result_dropped"
 _KEPT = 64
@@ -94,6 +95,7 @@ class LostHooks(Finder):
         def registered(_: Any, args: tuple[Any, ...], __: dict[str, Any], handle: Any) -> None:
             if not _torch.is_compiling():
                 stack = core.stack(1)
+                guard(lambda: note_tensor_hook(args[0]))
                 guard(lambda: self._remember(args[0], handle, stack))
                 guard(lambda: self._read(args[0], args[1] if len(args) > 1 else None, stack))
 

@@ -56,6 +56,7 @@ _CONVERSIONS = ("to", "float", "double", "half", "bfloat16", "type", "int", "lon
 """Methods that are no operators, and are not logged: they are wrapped for the length of a round."""
 _SCALES = frozenset({"mul", "__mul__", "__rmul__", "div", "__truediv__", "true_divide", "mul_", "div_"})
 _REDUCES = _SCALES | {"mean", "sum", "neg", "__neg__"}
+_LOGARITHMS = frozenset({"log", "log_"})
 _FOLLOWED, _USES, _NEAREST = 256, 16, 4
 _COMPARES = frozenset({"sub", "__sub__", "__rsub__", "rsub", "subtract", "gaussian_nll_loss", "mse_loss", "l1_loss"})
 _WITHOUT_GRAPH = frozenset({"no_grad", "inference_mode", "set_grad_enabled"})
@@ -198,6 +199,9 @@ class CutTerms(RoundDetector):
         cuts = tuple(dict.fromkeys(cut for one in held for cut in one.cuts))
         if any(isinstance(one, torch.nn.Parameter) for one in given):
             _are_data(tuple(cut for cut in cuts if cut.how == "detached"))
+        if op in _LOGARITHMS:
+            # Of a comparison it is 0 or infinite: where a density has its support.
+            _are_data(tuple(cut for cut in cuts if cut.how == "discrete"))
         # A view taken unrecorded has the graph of its base.
         nodes = [_torch.grad_fn_of(one) or (None if one._base is None else one._base.grad_fn) for one in given]
         sources = [numbers_below(node) for node in nodes if node is not None]

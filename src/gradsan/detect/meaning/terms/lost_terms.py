@@ -9,7 +9,8 @@ that follow. A term is reported if its gradients went unused in two of these rou
 A term may have no gradient for other parameters by its nature, like ``judge(real).mean()`` in a loss that both
 sides use in turn. The source shows whether its graph was cut. If it was not, nothing is reported if the
 program's own code reads gradients, or if another line's loss has a term made at the same place that reaches the same
-leaves: several phases take turns with one objective.
+leaves: several phases take turns with one objective. Nothing is reported either of a backward that is made for hooks:
+one that passes hooks on its way, or whose other terms' gradients are cleared unused, too.
 
 A term may also be left out of the loss: a number with a graph, computed by the function that calls backward from
 parameters of optimizers, bound to a name that nothing reads, or only for a sum that is bound anew before it is read.
@@ -25,7 +26,7 @@ from __future__ import annotations
 import collections
 import sys
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -42,6 +43,7 @@ from gradsan.record.ledger import call_that_made
 from gradsan.record.log import RawStack, logged_writes
 from gradsan.record.stacks import is_user_file, symbolise
 from gradsan.record.steps import RawBackward, StepRecord, read_backward
+from gradsan.record.user_hooks import may_look
 
 ROW, LEFT_OUT = "term_lost", "term_left_out"
 _ROUNDS, _ROUND_OF_NAMES = (2, 4, 8, 16), 4
@@ -65,6 +67,7 @@ class _Term:
     leaves: list[Any]
     storages: list[int]
     gradients: list[int]
+    other_leaves: list[Any]
     others: list[int]
     clues: tuple[Clue, ...]
     made: RawStack | None
@@ -74,6 +77,7 @@ class _Term:
     """Whether its gradients are gone, while the step of the other terms is awaited."""
     is_of_turn: bool = False
     """Whether it is of a call that follows the round, as optimizers may take turns."""
+    other_gradients: list[int] = field(default_factory=list)
 
 
 class LostTerms(Finder):
@@ -141,12 +145,15 @@ class LostTerms(Finder):
             return
         owned = set(map(id, _torch.parameters_of(*optimizers)))
         whole = call_that_made(self._core, _torch.node_sequence(roots[0]), entry.thread)
-        reached = [[leaf for leaf in walk.leaves_of(walk.engine_order([term])) if id(leaf) in owned] for term in terms]
-        for term, leaves in zip(terms, reached, strict=True):
+        orders = [walk.engine_order([term]) for term in terms]
+        reached = [[leaf for leaf in walk.leaves_of(order) if id(leaf) in owned] for order in orders]
+        for term, order, leaves in zip(terms, orders, reached, strict=True):
             own = {id(one) for one in leaves}
             others = [one for some in reached for one in some if id(one) not in own]
             made = call_that_made(self._core, _torch.node_sequence(term), entry.thread)
             if not leaves or not others or made is None or (made.stack, entry.stack) in self._described:
+                continue
+            if any(map(may_look, order)) or any(map(_torch.has_leaf_hooks, leaves)):
                 continue
             made_at, used = symbolise(made.stack), symbolise(entry.stack)
             place = made_at.user_frame, _torch.storage_or_none(leaves[0])
@@ -169,6 +176,7 @@ class LostTerms(Finder):
                     [_torch.weak_tensor(one) for one in leaves],
                     [_torch.storage_or_none(one) for one in leaves],
                     [],
+                    [_torch.weak_tensor(one) for one in others],
                     [_torch.storage_or_none(one) for one in others],
                     clues,
                     None if whole is None else whole.stack,
@@ -182,8 +190,8 @@ class LostTerms(Finder):
         """Note the gradients; as ``listeners.AfterBackward``."""
         for one in self._waiting:
             if one.clock == entry.clock:
-                leaves = [leaf() for leaf in one.leaves]
-                one.gradients = [0 if leaf is None else _gradient(leaf) for leaf in leaves]
+                one.gradients = _gradients(one.leaves)
+                one.other_gradients = _gradients(one.other_leaves)
 
     @_torch.hushed()
     def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -236,7 +244,10 @@ class LostTerms(Finder):
             # Still there: a later step may use it.
             self._waiting.append(one)
         elif all(cleared):
-            self._report_unused(one, steps)
+            now = zip(_gradients(one.other_leaves), one.other_gradients, strict=True)
+            # Where nothing of this backward is left for a step, no term has been used: hooks may have read all.
+            if steps or any(before and after == before and before not in zeroed for after, before in now):
+                self._report_unused(one, steps)
 
     def _report_unused(self, one: _Term, steps: list[StepRecord]) -> None:
         """Report a term whose gradients were cleared, once the other terms have been used."""
@@ -286,6 +297,10 @@ def _is_cut(term: Site, used: Site) -> bool:
     frame, frames = used.user_frame, term.frames
     own = [at for at, one in enumerate(frames) if frame and (one.file, one.function) == (frame.file, frame.function)]
     return any(one.is_user and source.takes_cut(one) for one in frames[own[-1] if own else 0 :])
+
+
+def _gradients(leaves: list[Any]) -> list[int]:
+    return [0 if leaf is None else _gradient(leaf) for leaf in (reference() for reference in leaves)]
 
 
 def _gradient(leaf: torch.Tensor) -> int:
