@@ -89,7 +89,9 @@ _NAMES = {
         "is_of_itself number_given one_many_times reads_from reads_gradient scaled_before writing_at"
     ),
     "identifiers": "assigned_names consumed_names dropped_update",
-    "intent.conditions": "clears_its_condition compared_scores context_around is_called_with_graph is_conditional",
+    "intent.conditions": (
+        "clears_its_condition compared_scores context_around is_called_with_graph is_checked is_conditional"
+    ),
     "intent.contents": (
         "adds_noise detached_for_copy elements_updated_by is_computed_by_program is_state_of_loader "
         "makes_discrete operand_given spoils_data writes_at_random"

@@ -3,7 +3,8 @@
 The core reports when a thread has made more Nodes since the last backward than ever before. Tensors that a container
 has gained from one such moment to the next, in graphs made at one place, are suspected, and so is a sum that
 goes on from before the last such moment. The next backward decides: if it reaches the kept graphs, they were kept for
-it; if another one runs, or watching ends, they were not.
+it; if another one runs, or watching ends, they were not. A sum that the program asserts something about is what a test
+compares with, and is not reported.
 
 Row: ``graph_grows``. Role: ``grown`` as in :mod:`gradsan.detect.graphs.growing_graphs`, with ``unused`` true in its
 ``values``, and ``summed`` where it is a sum.
@@ -18,7 +19,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gradsan import _torch
+from gradsan import _torch, source
 from gradsan.graph import naming, walk
 from gradsan.graph.variables import Found
 from gradsan.model import Clue, Failure, Site
@@ -124,7 +125,8 @@ class UnusedGraphs(Detector):
     def _report(self, path: str, suspicion: Suspicion) -> None:
         if path not in self._reported:
             self._reported.add(path)
-            self._found(suspicion.failure)
+            if not source.is_checked(suspicion.failure.site.user_frames, path):
+                self._found(suspicion.failure)
 
     def _suspect(self, path: str, members: list[Found], thread: int) -> None:
         sampled = members[-_SAMPLED_ROUNDS:]

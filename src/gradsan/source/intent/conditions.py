@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gradsan.model import Frame
-from gradsan.source.identifiers import chain_key, leaf_name
+from gradsan.source.identifiers import assigned_names, chain_key, leaf_name
 from gradsan.source.locate import statement_at
 from gradsan.source.methods import CUTTING
-from gradsan.source.tree import SourceFile, read_source
+from gradsan.source.tree import SourceFile, header_nodes, read_source
 
 _GRAPHLESS = frozenset({"no_grad", "inference_mode", "set_grad_enabled"})
 _ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
@@ -39,6 +39,29 @@ def context_around(frames: Sequence[Frame], names: frozenset[str]) -> tuple[Fram
                 )
                 return at, name or ""
     return None
+
+
+def is_checked(frames: Sequence[Frame], path: str) -> bool:
+    """Whether a variable is compared for being close to something: what another way of computing it is tested by.
+
+    ``frames`` are those of a statement, outermost first; the variable is a name or a chain of attributes of the last
+    one. What a call returns counts in the function of the caller, too.
+    """
+    for depth, frame in enumerate(reversed(frames)):
+        statement = statement_at(frame)
+        if statement is None:
+            return False
+        scope = statement.source.nodes if statement.function is None else tuple(ast.walk(statement.function))
+        checks = [one for one in scope if isinstance(one, ast.Call) and _is_closeness(leaf_name(one.func) or "")]
+        read = {chain_key(part) for one in checks for part in ast.walk(one) if isinstance(part, ast.expr)}
+        names = set(assigned_names(statement.node)) if depth else {path}
+        if not names.isdisjoint(read) or (depth and any(one in checks for one in header_nodes(statement.node))):
+            return True
+    return False
+
+
+def _is_closeness(name: str) -> bool:
+    return name == "equal" or any(part in name.lower() for part in ("close", "almost", "approx"))
 
 
 def is_conditional(frame: Frame) -> bool:
