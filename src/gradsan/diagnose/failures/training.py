@@ -26,7 +26,10 @@ def without_optimizer(failure: Failure) -> Diagnosis | None:
     facts = parameters[0].values
     evidence = str(facts["evidence"])
     kind = _VARIANTS.sub("", evidence)
-    values = {"name": parameters[0].name, "holder": holder.name if holder is not None else Message("label.an_optimizer")}
+    values = {
+        "name": parameters[0].name,
+        "holder": holder.name if holder is not None else Message("label.an_optimizer"),
+    }
     others = [one.name for one in parameters[1:] if one.name]
     more = parameters[0].count("parameters") - 1 - len(others)
     key = "note.also_untrained_and_more" if more else "note.also_untrained"
