@@ -161,12 +161,15 @@ def _where_left_out(parameters: tuple[Clue, ...]) -> tuple[Label, ...]:
         values = {"attribute": attribute, "owner": one.values.get("owner", "?")}
         if uses == ():
             found += statements.at_frame("note", frame, Message("label.not_read", values))
-        for use in (uses or ())[:1]:
+        always = [use for use in uses or () if not source.is_conditional(use.frame)]
+        for use in (always or uses or ())[:1]:
+            # Only the source is known here: what stands under a condition may never have run.
+            condition = "" if always else "_perhaps"
             if use.mode is not None:
                 found += statements.at_frame("note", use.mode, Message("label.gradients_off"))
-                found += statements.at_frame("note", use.frame, Message("label.used_without_graph", values))
+                found += statements.at_frame("note", use.frame, Message(f"label.used_without_graph{condition}", values))
             else:
-                found += statements.at_frame("note", use.frame, Message("label.used_in_vain", values))
+                found += statements.at_frame("note", use.frame, Message(f"label.used_in_vain{condition}", values))
     # One ``with`` may hold several of them.
     places = {(one.frame, one.message.key, one.message.values.get("attribute")): one for one in found}
     return tuple(places.values())
