@@ -89,6 +89,14 @@ def is_step_function(function: str) -> bool:
     return _STEP_FUNCTION.search(function.lower()) is not None
 
 
+def compares_values(function: str) -> bool:
+    """Whether a function is named like one that compares two values: ``assertAlmostEqual``, ``allclose``, ``equal``.
+
+    Needed by tests that add a loss up by another way of computing it. Keeps gradsan silent about such a sum (GS422).
+    """
+    return function == "equal" or any(part in function.lower() for part in ("close", "almost", "approx"))
+
+
 def is_activation(module: str) -> bool:
     """Whether a module that the file does not construct is named like one activation or dropout: ``self.act``.
 

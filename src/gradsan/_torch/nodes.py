@@ -321,7 +321,7 @@ def learn_words() -> None:
 
 
 def slot_of_own_result(op: str) -> tuple[str, str] | None:
-    """Return (Node, slot) where an in-place operation saves what it wrote: ``exp_``. ``normal_`` draws."""
+    """Return (Node, slot) where an in-place operation saves what it wrote: ``exp_``. It is run once on one number."""
     function = getattr(torch.Tensor, op, None) or getattr(torch.nn.functional, op, None)
     if not op.endswith("_") or op.endswith("__") or function is None or has_hooks() or is_transformed():
         return None

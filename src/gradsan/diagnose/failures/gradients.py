@@ -189,38 +189,25 @@ def hook_lost(failure: Failure) -> Diagnosis | None:
     if name is None:
         return None
     values = {"name": name, "writer": label_texts.as_written(written.op)}
-    if failure.values.get("replaced"):
-        return parts.diagnosis(
-            failure,
-            "GS223",
-            "hook_lost",
-            values=values,
-            severity="warning",
-            title="title.hook_replaced",
-            explanation="explanation.hook_replaced",
-            labels=(
-                *parts.label_of(hook, "note", "label.hook_registered", values),
-                *parts.label_of(written, "written", "label.hook_replaced", values),
-                *parts.used(failure, "label.hook_of_another", values),
-            ),
-            tensor=parts.tensor_of(hook, name),
-            fixes=(parts.fix("register_hook_after", "changed", values, summary="help.register_hook_on_new"),),
-        )
-    earlier = "_earlier" if failure.values.get("earlier") else ""
+    earlier, is_replaced = failure.values.get("earlier"), failure.values.get("replaced")
+    words = "hook_replaced" if is_replaced else "hook_lost_earlier" if earlier else "hook_lost"
+    changed, passed = ("replaced", "of_another") if is_replaced else ("left_behind", "passed_by")
+    fix = "register_hook_on_new" if is_replaced else "register_hook_after"
     return parts.diagnosis(
         failure,
         "GS223",
         "hook_lost",
         values=values,
         severity="note" if earlier else "warning",
-        explanation=f"explanation.hook_lost{earlier}",
+        title="title.hook_replaced" if is_replaced else None,
+        explanation=f"explanation.{words}",
         labels=(
             *parts.label_of(hook, "note", "label.hook_registered", values),
-            *parts.label_of(written, "written", "label.hook_left_behind", values),
-            *parts.used(failure, "label.hook_passed_by", values),
+            *parts.label_of(written, "written", f"label.hook_{changed}", values),
+            *parts.used(failure, f"label.hook_{passed}", values),
         ),
         tensor=parts.tensor_of(hook, name),
-        fixes=(parts.fix("register_hook_after", "changed", values),),
+        fixes=(parts.fix("register_hook_after", "changed", values, summary=f"help.{fix}"),),
     )
 
 

@@ -9,6 +9,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from gradsan.heuristics import compares_values
 from gradsan.model import Frame
 from gradsan.source.identifiers import assigned_names, chain_key, leaf_name
 from gradsan.source.locate import statement_at
@@ -52,16 +53,12 @@ def is_checked(frames: Sequence[Frame], path: str) -> bool:
         if statement is None:
             return False
         scope = statement.source.nodes if statement.function is None else tuple(ast.walk(statement.function))
-        checks = [one for one in scope if isinstance(one, ast.Call) and _is_closeness(leaf_name(one.func) or "")]
+        checks = [one for one in scope if isinstance(one, ast.Call) and compares_values(leaf_name(one.func) or "")]
         read = {chain_key(part) for one in checks for part in ast.walk(one) if isinstance(part, ast.expr)}
         names = set(assigned_names(statement.node)) if depth else {path}
         if not names.isdisjoint(read) or (depth and any(one in checks for one in header_nodes(statement.node))):
             return True
     return False
-
-
-def _is_closeness(name: str) -> bool:
-    return name == "equal" or any(part in name.lower() for part in ("close", "almost", "approx"))
 
 
 def is_conditional(frame: Frame) -> bool:
