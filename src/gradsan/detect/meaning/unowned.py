@@ -99,7 +99,8 @@ class Unowned(Finder):
         self._steps, self._backwards = run.steps, run.backwards
         self._instead: tuple[Any, Made] | None = None
         self._making.on_group = self._grouped
-        self._candidates = self._notes(dict[int, _Candidate]())
+        self._candidates = self._notes(list[_Candidate]())
+        """Those that are gone stay: what a forward makes anew often gets the ``id`` of one before."""
         self._dismissed = self._notes(dict[int, Any]())
         self._without_evidence = self._notes(dict[int, Any]())
         """Leaves that were looked at once; the evidence ``instead`` may still come."""
@@ -116,7 +117,10 @@ class Unowned(Finder):
 
     def _dismiss(self, leaf: Any) -> None:
         self._dismissed[id(leaf)] = _torch.weak_tensor(leaf)
-        self._candidates.pop(id(leaf), None)
+        self._candidates[:] = [one for one in self._candidates if one.leaf() is not leaf]
+
+    def _live_candidates(self) -> set[int]:
+        return {id(leaf) for one in self._candidates if (leaf := one.leaf()) is not None}
 
     @_torch.hushed()
     def before_round(self, entry: RawBackward, rounds: int) -> None:
@@ -140,7 +144,8 @@ class Unowned(Finder):
         if unheld and any(id(one) in trained for one in leaves):
             self._meet_unheld(entry, order, unheld, owned)
         strangers = [one for one in reversed(leaves) if id(one) not in owned and self._is_eligible(one)]
-        fresh = [one for one in strangers if id(one) not in self._candidates and not self._was_met(one)]
+        known = self._live_candidates() if strangers else ()
+        fresh = [one for one in strangers if id(one) not in known and not self._was_met(one)]
         if not any(id(one) in trained for one in leaves):
             fresh = (
                 [one for one in fresh if self._making.late(one) is not None] if any(map(_is_frozen, stepped)) else []
@@ -221,7 +226,7 @@ class Unowned(Finder):
         for reader, node in unheld:
             leaf: Any = getattr(node, "variable", None)
             value = _last_before(order, reader, begun)
-            if value is None or id(leaf) in self._candidates or not self._is_eligible(leaf):
+            if value is None or id(leaf) in self._live_candidates() or not self._is_eligible(leaf):
                 continue
             if evidence is None:
                 from gradsan.detect.meaning.evidence import Evidence
@@ -246,24 +251,26 @@ class Unowned(Finder):
         facts: dict[str, Any] | None = None,
     ) -> None:
         core = self._core
-        self._candidates[id(leaf)] = _Candidate(
-            _torch.weak_tensor(leaf),
-            _torch.storage_or_none(leaf),
-            int(leaf._version),
-            core.clock,
-            core.backwards,
-            core.steps,
-            evidence,
-            name,
-            entry.stack,
-            facts or _torch.facts_of(leaf),
-            made,
+        self._candidates.append(
+            _Candidate(
+                _torch.weak_tensor(leaf),
+                _torch.storage_or_none(leaf),
+                int(leaf._version),
+                core.clock,
+                core.backwards,
+                core.steps,
+                evidence,
+                name,
+                entry.stack,
+                facts or _torch.facts_of(leaf),
+                made,
+            )
         )
 
     @_torch.hushed()
     def settle(self) -> None:
         """Report the candidates that have remained for some rounds."""
-        candidates = list(self._candidates.values())
+        candidates = list(self._candidates)
         self._candidates.clear()
         kept = [one for one in candidates if self._stands(one)]
         for one in candidates:
