@@ -51,19 +51,18 @@ EXCEPTIONS = {
             "changed_arrays",
             "idle_schedules",
             "reused_inputs",
-            "spent_gradients",
-            "wrong_steps",
         )
     ),
+    *((f"detect.gradients.{name}", "source") for name in ("dropped_results", "wrong_steps")),
     *((f"detect.one_tensor.{name}", "source") for name in ("kept_states", "own_operands", "second_names")),
     # So does whether gradients are read by hand, a term was cut off, or parameters were chosen by name.
     # And whether a hook computes a gradient that it does not return, or a step stands apart from its backward.
     *((f"detect.meaning.{name}", "source") for name in ("evidence", "terms.cut_terms", "terms.lost_terms")),
     ("detect.meaning.lost_hooks", "source"),
     # Whether anything reads the only number that an optimizer has.
-    ("detect.missing_gradients", "source"),
+    ("detect.gradients.missing_gradients", "source"),
     ("detect.one_tensor.kept_references", "source"),
-    ("detect.kept_gradients", "source"),
+    ("detect.gradients.kept_gradients", "source"),
     # Failures keep what the source of a frame says: the variable of an index, the operand of a statement.
     *((f"errors.{name}", "source") for name in ("graph_nodes", "refused_writes")),
     # A session is where a process and its report meet.

@@ -14,20 +14,21 @@ from gradsan.detect.checkpoints import Checkpoints
 from gradsan.detect.distributed import BufferSync, Sharded
 from gradsan.detect.exports import Exports
 from gradsan.detect.functions import Functions
-from gradsan.detect.gradient_writes import GradientWrites
+from gradsan.detect.gradients.gradient_writes import GradientWrites
+from gradsan.detect.gradients.kept_gradients import KeptGradients
+from gradsan.detect.gradients.lost_updates import LostUpdates
+from gradsan.detect.gradients.missing_gradients import MissingGradients
+from gradsan.detect.gradients.spent_gradients import SpentGradients
 from gradsan.detect.graphs.growing_graphs import GrowingGraphs
 from gradsan.detect.graphs.unused_graphs import UnusedGraphs
 from gradsan.detect.hook_writes import HookWrites
 from gradsan.detect.hooked import HookedValues
-from gradsan.detect.kept_gradients import KeptGradients
-from gradsan.detect.lost_updates import LostUpdates
 from gradsan.detect.meaning.changed_again import ChangedAgain
 from gradsan.detect.meaning.changed_losses import ChangedLosses
 from gradsan.detect.meaning.idle_schedules import IdleSchedules
 from gradsan.detect.meaning.lost_hooks import LostHooks
 from gradsan.detect.meaning.made import Making
 from gradsan.detect.meaning.reused_inputs import ReusedInputs
-from gradsan.detect.meaning.spent_gradients import SpentGradients
 from gradsan.detect.meaning.stale_values import StaleValues
 from gradsan.detect.meaning.stopped_gradients import StoppedGradients
 from gradsan.detect.meaning.terms.constant_penalties import ConstantPenalties
@@ -38,7 +39,6 @@ from gradsan.detect.meaning.terms.number_terms import NumberTerms
 from gradsan.detect.meaning.unowned import Unowned
 from gradsan.detect.meaning.unrecorded_reads import UnrecordedReads
 from gradsan.detect.memory import Uncounted
-from gradsan.detect.missing_gradients import MissingGradients
 from gradsan.detect.nonfinite.notice import Notice
 from gradsan.detect.one_tensor.kept_references import KeptReferences
 from gradsan.detect.one_tensor.kept_states import KeptStates

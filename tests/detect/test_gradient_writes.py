@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import gradsan
 from cases import each
 from gradsan import _torch
-from gradsan.detect import gradient_writes
+from gradsan.detect.gradients import gradient_writes
 
 every_mode = pytest.mark.parametrize("mode", ["watch", "deep"])
 Scale = Callable[[torch.Tensor], torch.Tensor]

@@ -18,7 +18,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import gradsan
 from cases import each
-from gradsan.detect.lost_updates import LostUpdates
+from gradsan.detect.gradients.lost_updates import LostUpdates
 from gradsan.record.recorder import recorder
 
 every_mode = pytest.mark.parametrize("mode", ["watch", "deep"])

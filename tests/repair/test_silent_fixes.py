@@ -112,6 +112,7 @@ def first_that_passed(found):
             ("gradient_kept_by_hand", "GS214", "clear_gradient", "changed", "w.grad = None"),
             ("gradient_kept_in_training", "GS214", "clear_by_optimizer", "changed", "optimizer.zero_grad()"),
             ("gradient_kept_of_input", "GS214", "clear_gradient", "changed", "delta.grad = None"),
+            ("gradient_opposed_in_gan", "GS214", "clear_between", "changed", "g_optimizer.zero_grad()"),
             ("gradient_overwritten_in_function", "GS213", "return_new_gradient", "preserved", "return grad.neg()"),
             ("gradient_overwritten_in_hook", "GS213", "return_new_gradient", "preserved", "gradient = gradient * 0.1"),
             ("value_clamped_through_data", "GS215", "record_the_change", "changed", "probs[probs < 0.2] = 0.2"),

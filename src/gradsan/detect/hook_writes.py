@@ -16,9 +16,9 @@ import torch
 from torch.autograd.graph import Node
 
 from gradsan import _torch
-from gradsan.detect import gradient_writes
 from gradsan.detect.exports import Exports
-from gradsan.detect.gradient_writes import Given, frames_inside, given_to_hook
+from gradsan.detect.gradients import gradient_writes
+from gradsan.detect.gradients.gradient_writes import Given, frames_inside, given_to_hook
 from gradsan.detect.memory import Uncounted
 from gradsan.detect.prescan import Prescan
 from gradsan.graph import walk

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -76,6 +76,15 @@ class Listeners:
         self.on_result = _with(self.on_result, listener, wanted)
         if self._core.on_result in (None, self._on_result):
             self._core.on_result = self._on_result if self.on_result else None
+
+    @contextmanager
+    def without_results(self) -> Iterator[None]:
+        """A block of which no listener gets results: gradsan computes with the program's tensors."""
+        held, self._core.on_result = self._core.on_result, None
+        try:
+            yield
+        finally:
+            self._core.on_result = held
 
     def follow(self) -> None:
         """Set or clear the core's callbacks, depending on whether there are listeners."""

@@ -16,6 +16,7 @@ CODES = {
     "function_": "GS212",
     "gradient_overwritten_": "GS213",
     "gradient_kept_": "GS214",
+    "gradient_opposed_": "GS214",
     "outside_": "GS203",
     "value_": "GS215",
     "argument_": "GS216",

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from gradsan import _torch
-from gradsan.detect.lost_updates import Graph
+from gradsan.detect.gradients.lost_updates import Graph
 from gradsan.graph import naming, walk
 from gradsan.graph.variables import Found
 from gradsan.model import Clue, Failure

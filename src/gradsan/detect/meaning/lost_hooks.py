@@ -26,7 +26,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from gradsan import _torch, source
-from gradsan.detect.lost_updates import Graph
+from gradsan.detect.gradients.lost_updates import Graph
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Finder, Guard, Run

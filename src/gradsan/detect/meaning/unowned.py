@@ -41,7 +41,7 @@ from torch.autograd.graph import Node
 from torch.optim.optimizer import Optimizer
 
 from gradsan import _torch
-from gradsan.detect.kept_gradients import program_reads_gradients
+from gradsan.detect.gradients.kept_gradients import program_reads_gradients
 from gradsan.detect.meaning.made import Made, Making
 from gradsan.detect.memory import Uncounted
 from gradsan.graph import naming, walk

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gradsan import _torch, source
-from gradsan.detect.kept_gradients import others_run, reads_gradient
+from gradsan.detect.gradients.kept_gradients import others_run, reads_gradient
 from gradsan.detect.one_tensor.second_names import at_line
 from gradsan.graph import walk
 from gradsan.model import Clue, Failure, Frame, Site

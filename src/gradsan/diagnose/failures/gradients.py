@@ -1,6 +1,4 @@
-"""GS213, GS214, GS218 and GS223: gradients overwritten, never cleared, not differentiated; rules GS406 to GS419.
-
-GS214: the gradient of a leaf is never cleared, and every backward accumulates onto those of earlier rounds.
+"""GS213, GS218 and GS223: gradients overwritten, not differentiated, hooks lost; rules GS406 to GS419.
 
 GS213: a hook, or the backward of a Function, writes into a gradient that another branch receives, too.
 
@@ -26,45 +24,7 @@ from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts, statements
 from gradsan.diagnose.failures.loss_without_graph import cuts_before, cuts_in_order, undone_cuts
 from gradsan.diagnose.needs import op_name
-from gradsan.model import Clue, Diagnosis, Failure, Fix, Lines, Message, NamedTensor, Severity, Site
-
-
-def gradient_kept(failure: Failure) -> Diagnosis | None:
-    """Diagnose every such failure that has a leaf with a name."""
-    leaf, updated = failure.clue("gradient"), failure.clue("updated")
-    if leaf is None or updated is None or not leaf.name:
-        return None
-    by_step = bool(updated.op and updated.op.endswith(".step"))
-    values = {
-        "name": f"{leaf.name}.grad",
-        "leaf": leaf.name,
-        "rounds": leaf.values["rounds"],
-        "others": leaf.count("leaves") - 1,
-        "writer": parts.writer(updated, leaf.name),
-    }
-    return parts.diagnosis(
-        failure,
-        "GS214",
-        "gradient_never_cleared",
-        values=values,
-        severity="warning",
-        labels=(
-            *parts.used(failure, "label.adds_to_gradient", values),
-            *parts.label_of(updated, "written", "label.updated_by_gradient", values),
-        ),
-        tensor=_gradient_of(leaf),
-        fixes=_fixes(by_step, values),
-        notes=(Message("note.more_gradients_kept", values),) if values["others"] else (),
-    )
-
-
-def _fixes(by_step: bool, values: dict[str, object]) -> tuple[Fix, ...]:
-    clear = parts.fix("clear_by_optimizer" if by_step else "clear_gradient", "changed", values)
-    return (clear,) if by_step else (clear, parts.fix("ask_for_gradient", "changed", values))
-
-
-def _gradient_of(leaf: Clue) -> NamedTensor:
-    return parts.tensor_of(leaf, f"{leaf.name}.grad")
+from gradsan.model import Diagnosis, Failure, Fix, Lines, Message, NamedTensor, Severity, Site
 
 
 def gradient_overwritten(failure: Failure) -> Diagnosis | None:

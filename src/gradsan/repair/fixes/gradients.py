@@ -76,7 +76,7 @@ def clear_gradients(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     written = blocks.first(diagnosis, "written")
     if used is None or written is None:
         return ()
-    by_step = blocks.advice(diagnosis, "clear_by_optimizer")
+    by_step = blocks.advice(diagnosis, "clear_by_optimizer") or blocks.advice(diagnosis, "clear_between")
     if by_step is not None:
         return _with_lines(by_step, written, _by_optimizer(used, written))
     by_hand = blocks.advice(diagnosis, "clear_gradient")

@@ -34,7 +34,7 @@ import torch
 from torch.autograd.graph import Node
 
 from gradsan import _torch, source
-from gradsan.detect.kept_gradients import program_reads_gradients
+from gradsan.detect.gradients.kept_gradients import program_reads_gradients
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Site
 from gradsan.record.backwards import PastBackward

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gradsan import _torch
-from gradsan.detect.kept_gradients import by_gradient
+from gradsan.detect.gradients.kept_gradients import by_gradient
 from gradsan.detect.memory import Uncounted
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure

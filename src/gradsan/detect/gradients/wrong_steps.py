@@ -30,8 +30,8 @@ from torch import nn
 from torch.optim import LBFGS, Optimizer
 
 from gradsan import _torch, source
-from gradsan.detect.kept_gradients import files_of_program
-from gradsan.detect.meaning.clip_calls import CLEARS, ClipCalls
+from gradsan.detect.gradients.clip_calls import CLEARS, ClipCalls
+from gradsan.detect.gradients.kept_gradients import files_of_program
 from gradsan.graph import naming
 from gradsan.graph.live import value_of
 from gradsan.model import Clue, Frame, Site

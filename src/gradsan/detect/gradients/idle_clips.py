@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch.optim import Optimizer
 
 from gradsan import _torch
-from gradsan.detect.meaning.clip_calls import CLEARS, Clip, ClipCalls
+from gradsan.detect.gradients.clip_calls import CLEARS, Clip, ClipCalls
 from gradsan.record.log import RawWrite
 from gradsan.record.steps import StepRecord
 

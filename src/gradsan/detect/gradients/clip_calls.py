@@ -25,8 +25,25 @@ from gradsan.record.patches import Patches, standing
 CLEARS = frozenset({"zero_", "_foreach_zero_", "fill_"})
 """Writes that clear a gradient."""
 
+NO_READ = CLEARS | {"detach", "detach_", "requires_grad_", "_amp_foreach_non_finite_check_and_unscale_"}
+"""Operations that may be given a gradient and do not use its values elsewhere."""
+
+CLAMPS = frozenset({"clamp", "clip", "clamp_min", "clamp_max", "nan_to_num"})
+OUT_OF_PLACE = CLAMPS | {"lerp", "add", "sub", "mul", "div", "addcmul", "addcdiv"}
+COMPUTES = OUT_OF_PLACE | {"__add__", "__sub__", "__mul__", "__truediv__", "__radd__", "__rsub__", "__rmul__"}
+"""Operations that compute a new tensor: their results, dropped, change nothing."""
+
 _MEASURES = 1e5
 """The bound from which a call only measures the norm."""
+
+
+class Gradient(NamedTuple):
+    """The gradient of a leaf after a backward: its memory, and the memory of the leaf (``own``), as numbers."""
+
+    leaf: _torch.weak_tensor
+    own: int
+    storage: int
+    memory: Any
 
 
 class Clearing(NamedTuple):

@@ -1,7 +1,7 @@
 """Rounds whose gradients are cleared without a step, over and over: until the end, the step was forgotten.
 
-Row: ``gradient_thrown_away``, with the roles of :mod:`gradsan.detect.meaning.spent_gradients`; ``stepped`` has no site,
-and ``gradient`` also ``is_chosen``: others are trained, and the program chooses whether this optimizer steps.
+Row: ``gradient_thrown_away``, with the roles of :mod:`gradsan.detect.gradients.spent_gradients`; ``stepped`` has no
+site, and ``gradient`` also ``is_chosen``: others are trained, and the program chooses whether this optimizer steps.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from torch.optim import Optimizer
 
 from gradsan import _torch
-from gradsan.detect.kept_gradients import program_reads_gradients
-from gradsan.detect.meaning.clip_calls import Clearing
+from gradsan.detect.gradients.clip_calls import Clearing
+from gradsan.detect.gradients.kept_gradients import program_reads_gradients
 from gradsan.detect.meaning.made import Making
 from gradsan.graph import naming
 from gradsan.model import Clue

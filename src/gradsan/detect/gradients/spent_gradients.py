@@ -17,23 +17,23 @@ the step that follows is for others, ``dropped`` where it made a tensor that not
 optimizer has what it was given, ``scaled`` where a ``GradScaler`` unscales later), ``stepped``.
 ``result_dropped``, of a parameter: role ``written`` (the call; ``name``; ``op``; ``values``: ``shape``, ``dtype``,
 ``device``). ``update_dropped``, of a gradient (``g = g / n`` after ``g = p.grad``): role ``written``; ``op`` is that.
-And the row of :mod:`gradsan.detect.meaning.wrong_steps`.
+And the rows of :mod:`gradsan.detect.gradients.wrong_steps` and :mod:`gradsan.detect.gradients.opposed_gradients`.
 """
 
 from __future__ import annotations
 
 import collections
 import sys
-from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from gradsan import _torch, source
-from gradsan.detect.kept_gradients import program_reads_gradients
-from gradsan.detect.meaning.clip_calls import CLEARS, Clearing, ClipCalls
-from gradsan.detect.meaning.forgotten_steps import ForgottenSteps
+from gradsan import _torch
+from gradsan.detect.gradients import clip_calls
+from gradsan.detect.gradients.clip_calls import CLEARS, Clearing, ClipCalls, Gradient
+from gradsan.detect.gradients.kept_gradients import program_reads_gradients
 from gradsan.detect.meaning.made import Making
 from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.graph import naming, walk
@@ -45,25 +45,14 @@ from gradsan.record.steps import RawBackward, StepRecord, read_backward
 from gradsan.record.user_hooks import may_look
 
 if TYPE_CHECKING:
-    from gradsan.detect.meaning.idle_clips import IdleClip
-    from gradsan.detect.meaning.wrong_steps import WrongStep
+    from gradsan.detect.gradients.forgotten_steps import ForgottenSteps
+    from gradsan.detect.gradients.idle_clips import IdleClip
+    from gradsan.detect.gradients.opposed_gradients import OpposedGradients
+    from gradsan.detect.gradients.wrong_steps import WrongStep
 
 THROWN, CLIPPED, DROPPED = "gradient_thrown_away", "clip_without_effect", "result_dropped"
-BOUND = "update_dropped"
-_NO_READ = CLEARS | {"detach", "detach_", "requires_grad_", "_amp_foreach_non_finite_check_and_unscale_"}
-_CLAMPS = frozenset({"clamp", "clip", "clamp_min", "clamp_max", "nan_to_num"})
-_OUT_OF_PLACE = _CLAMPS | {"lerp", "add", "sub", "mul", "div", "addcmul", "addcdiv"}
-_OPERATORS = frozenset({"__add__", "__sub__", "__mul__", "__truediv__", "__radd__", "__rsub__", "__rmul__"})
+BOUND, OPPOSED = "update_dropped", "gradients_opposed"
 _ROUNDS_WITHOUT_STEP, _LINES_BOUND, _LINES_STEPPING = 16, 64, 16
-
-
-class _Gradient(NamedTuple):
-    """The gradient of a leaf after the backward: its memory, and the memory of the leaf."""
-
-    leaf: _torch.weak_tensor
-    own: int
-    storage: int
-    memory: Any
 
 
 class SpentGradients(RoundDetector):
@@ -76,7 +65,7 @@ class SpentGradients(RoundDetector):
         self._steps, self._making = run.steps, run.get(Making)
         self._calls_of_program = ClipCalls(run.core, run.guard)
         self._leaves: list[Any] = []
-        self._gradients: list[_Gradient] = []
+        self._gradients: list[Gradient] = []
         self._storages: set[int] = set()
         self._is_read = self._is_clipped = self._is_scaled = self._is_suspect = False
         self._dropped: dict[RawStack, tuple[str, dict[str, Any] | None]] = {}
@@ -86,7 +75,8 @@ class SpentGradients(RoundDetector):
         self._refilled: list[tuple[int, frozenset[int]]] = []
         self._used, self._stepped_at = self._notes(set[Hashable]()), self._notes(set[Hashable]())
         self._unstepped = self._notes(dict[Hashable, Clearing]())
-        self._forgotten = ForgottenSteps(run.core, run.steps, self._making)
+        self._forgotten: ForgottenSteps | None = None
+        self._opposed: OpposedGradients | None = None
         self._begun = self._gone_on = self._since = 0
         self._frozen: list[tuple[RawStack, IdleClip]] = self._notes([])
         self._coasting: list[WrongStep] = self._notes([])
@@ -94,8 +84,7 @@ class SpentGradients(RoundDetector):
 
     def forget(self) -> None:
         super().forget()
-        self._forgotten.forget()
-        self._gone_on, self._since = 0, self._core.clock
+        self._forgotten, self._opposed, self._gone_on, self._since = None, None, 0, self._core.clock
 
     def begins(self, entry: RawBackward) -> bool:
         """Note the leaves, if optimizers have all of them and no hook is in the graph."""
@@ -122,15 +111,16 @@ class SpentGradients(RoundDetector):
         return True
 
     def goes_on(self, entry: RawBackward) -> bool:
-        """Whether gradients were cleared in a round without a step, or were scaled at one."""
+        """Whether gradients were cleared in a round without a step, were scaled at one, or wait for another loss."""
         is_wanted = (entry.stack in self._unstepped and entry.stack not in self._described) or self._is_suspect
+        is_wanted |= self._opposed is not None and self._opposed.is_adding
         self._gone_on += is_wanted
         return is_wanted and self._gone_on <= _ROUNDS_WITHOUT_STEP
 
     @_torch.hushed()
     def first_step(self, optimizer: Any) -> None:
         """Check an optimizer's first step: flags that were to freeze what it has, and its closure."""
-        from gradsan.detect.meaning.wrong_steps import UNREAD, unfed_closure, unread_flags
+        from gradsan.detect.gradients.wrong_steps import UNREAD, unfed_closure, unread_flags
 
         self._report_wrong(unfed_closure(self._core, self._steps.steps, optimizer, sys._getframe(1)))
         stack = self._core.stack()
@@ -145,7 +135,7 @@ class SpentGradients(RoundDetector):
     @_torch.hushed()
     def later_step(self, optimizer: Any) -> None:
         """Check a later step of an optimizer: what it has moved although it is frozen."""
-        from gradsan.detect.meaning.wrong_steps import frozen_step
+        from gradsan.detect.gradients.wrong_steps import frozen_step
 
         self._coasting += filter(None, [frozen_step(self._steps.steps, optimizer)])
 
@@ -153,7 +143,7 @@ class SpentGradients(RoundDetector):
     def settle(self) -> None:
         """Report the lines whose gradients no step has used until the end, and clips of what stayed frozen."""
         if len(self._steps.steps) > 1:
-            from gradsan.detect.meaning.wrong_steps import is_left_so, steps_at_the_end
+            from gradsan.detect.gradients.wrong_steps import is_left_so, steps_at_the_end
 
             left = [one for one in self._coasting if is_left_so(one, self._steps.steps)]
             for one in (*left, *steps_at_the_end(self._core, self._since, self._steps.steps, self._optimizers())):
@@ -161,7 +151,7 @@ class SpentGradients(RoundDetector):
         for stack, idle in self._frozen:
             if idle.is_frozen:
                 self._report_clip(stack, idle)
-        for stack, key, clues in self._forgotten.until_now():
+        for stack, key, clues in self._forgotten.until_now() if self._forgotten is not None else ():
             if stack not in self._described and key not in self._used:
                 self._described.add(stack)
                 self._report_at(THROWN, stack, *clues)
@@ -176,6 +166,8 @@ class SpentGradients(RoundDetector):
     @_torch.hushed()
     def after_backward(self, entry: RawBackward) -> None:
         """Note the gradients; as ``listeners.AfterBackward``."""
+        if self._opposed is not None:
+            self._opposed.compare(entry)
         if entry.clock != self._begun:
             return
         for weak in self._leaves:
@@ -183,26 +175,24 @@ class SpentGradients(RoundDetector):
             grad = None if leaf is None else leaf.grad
             if grad is not None and not grad.is_sparse and (storage := _torch.storage_or_none(grad)):
                 memory = _torch.weak_storage(grad.untyped_storage())
-                self._gradients.append(_Gradient(weak, _torch.storage_or_none(leaf), storage, memory))
+                self._gradients.append(Gradient(weak, _torch.storage_or_none(leaf), storage, memory))
                 self._storages.add(storage)
 
     def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Check whether a call reads the gradients."""
-        if op in _OUT_OF_PLACE and args and torch.is_tensor(args[0]) and result is not args[0]:
+        if op in clip_calls.OUT_OF_PLACE and args and torch.is_tensor(args[0]) and result is not args[0]:
             storage, is_kept = _torch.storage_or_none(args[0]), type(args[0]) is nn.Parameter
-            if is_kept or storage in self._owned or (storage in self._storages and op in _CLAMPS):
+            if is_kept or storage in self._owned or (storage in self._storages and op in clip_calls.CLAMPS):
                 stack = self._core.stack()
                 self._dropped[stack] = op, _torch.facts_of(args[0]) if is_kept or storage in self._owned else None
                 self._taken[stack, (op, storage, int(args[0].storage_offset()))] += 1
-        if self._storages and (op in _OPERATORS or op in _OUT_OF_PLACE) and len(self._bound) < _LINES_BOUND:
-            one = next(
-                (one for one in args if torch.is_tensor(one) and _torch.storage_or_none(one) in self._storages), None
-            )
-            if one is not None:
+        if self._storages and op in clip_calls.COMPUTES and len(self._bound) < _LINES_BOUND:
+            held = [one for one in args if torch.is_tensor(one) and _torch.storage_or_none(one) in self._storages]
+            if held:
                 stack = self._core.stack()
-                self._bound.setdefault(stack, _torch.facts_of(one))
-                self._taken[stack, (BOUND, _torch.storage_or_none(one), int(one.storage_offset()))] += 1
-        if self._storages and not self._is_read and op not in _NO_READ:
+                self._bound.setdefault(stack, _torch.facts_of(held[0]))
+                self._taken[stack, ("=", _torch.storage_or_none(held[0]), int(held[0].storage_offset()))] += 1
+        if self._storages and not self._is_read and op not in clip_calls.NO_READ:
             given = _torch.tensors_in((args, kwargs))
             if any(_torch.storage_or_none(one) in self._storages for one in given):
                 is_clip = _torch.is_within_clip(sys._getframe(1))
@@ -214,20 +204,24 @@ class SpentGradients(RoundDetector):
         if not is_last:
             reached = walk.leaves_of(walk.engine_order(read_backward(entry).roots))
             self._refilled.append((entry.clock, frozenset(map(id, reached))))
+            if (opposed := self._compared(self._steps.steps)) is not None and self._entry is not None:
+                opposed.meet(self._entry, entry, reached, self._gradients)
             return
         begun = self._begun
         steps = [record for record in self._steps.steps if record.end is None or record.end > begun]
         writes = [raw for raw in logged_writes(self._core, begun) if raw.kind != "metadata"]
+        if (opposed := self._compared(steps)) is not None and self._entry is not None:
+            self._judge_opposed(opposed, self._entry)
         self._judge_part(entry, steps)
         # A clip reads for the step's sake, unless it has no bound and gives the norm alone.
         is_measured = self._is_clipped and not any(one.bounds for one in self._calls_of_program.clips)
         if self._gradients and not self._is_read and not is_measured:
             self._judge_cleared(entry, steps, writes)
         self._judge_dropped(entry, steps)
-        from gradsan.detect.meaning.idle_clips import Round
+        from gradsan.detect.gradients.idle_clips import Round
 
         if self._is_scaled and self._gradients and not (self._is_read or self._is_clipped):
-            from gradsan.detect.meaning.wrong_steps import scaled_step
+            from gradsan.detect.gradients.wrong_steps import scaled_step
 
             pairs, later = [(one.own, one.storage) for one in self._gradients], [clock for clock, _ in self._refilled]
             wrong = scaled_step(entry.stack, self._calls_of_program, steps, writes, pairs, later, self._optimizers())
@@ -251,43 +245,46 @@ class SpentGradients(RoundDetector):
             self._report_at("step_without_its_gradients", wrong.stack, *wrong.clues())
 
     def _judge_dropped(self, entry: RawBackward, steps: list[StepRecord]) -> None:
-        """Report ``p.grad.clamp(-1, 1)`` or ``average.lerp(p, 0.1)`` as a statement: it changes nothing.
+        """Report ``p.grad.clamp(-1, 1)`` or ``average.lerp(p, 0.1)`` as a statement: it changes nothing."""
+        if not (self._dropped or self._bound):
+            return
+        from gradsan.detect.gradients.dropped_results import results, updates
 
-        What computes the same of one tensor several times in a round measures how long that takes.
-        """
-        own = {one.own for one in self._gradients}
-        step = next((one for one in steps if not own.isdisjoint(one.storages)), None)
-        again = {symbolise(stack) for (stack, what), number in self._taken.items() if what[0] == BOUND and number > 1}
-        for stack, held in self._bound.items() if step is not None else ():
-            frame = None if (site := symbolise(stack)) in again else site.user_frame
-            dropped = None if frame is None else source.dropped_update(frame)
-            if dropped is not None and dropped[1] is not None and site not in self._described:
-                self._described.add(site)
-                clue = Clue("written", site, name=dropped[0], op=dropped[1], values=held)
-                self._report_at(BOUND, entry.stack, clue)
-        sites = {stack: symbolise(stack) for stack in self._dropped}
-        drops = {stack for stack, one in sites.items() if one.user_frame and source.drops_result(one.user_frame)}
-        times = collections.Counter[tuple[str, int, int]]()
-        for (stack, what), number in self._taken.items():
-            times[what] += number if stack in drops else 0
-        measured = {stack for stack, what in self._taken if times[what] > 1}
-        for stack, (op, facts) in self._dropped.items():
-            site = sites[stack]
-            frame = site.user_frame
-            if frame is None or stack not in drops - measured or not self._is_second(site):
+        step = self._first_step(steps)
+        for written in updates(self._bound, self._taken) if step is not None else ():
+            if written.site not in self._described:
+                self._described.add(written.site)
+                self._report_at(BOUND, entry.stack, written)
+        for written in results(self._dropped, self._taken):
+            if not self._is_second(written.site):
                 continue
-            if facts is not None:
-                named = source.method_receiver(frame)
-                self._report_at(DROPPED, entry.stack, Clue("written", site, name=named, op=op, values=facts))
+            if written.values:
+                self._report_at(DROPPED, entry.stack, written)
             elif step is not None:
-                clip = Clue("clip", site, op=op, values={"kind": "dropped"})
+                clip = Clue("clip", written.site, op=written.op, values={"kind": "dropped"})
                 self._report_at(CLIPPED, entry.stack, clip, Clue("stepped", symbolise(step.stack), name=step.optimizer))
+
+    def _first_step(self, steps: list[StepRecord]) -> StepRecord | None:
+        own = {one.own for one in self._gradients}
+        return next((one for one in steps if not own.isdisjoint(one.storages)), None)
+
+    def _compared(self, steps: Sequence[StepRecord]) -> OpposedGradients | None:
+        stepped = {storage for one in steps if one.clock > self._begun for storage in one.storages}
+        if self._opposed is None and 0 < sum(one.own in stepped for one in self._gradients) < len(self._gradients):
+            from gradsan.detect.gradients.opposed_gradients import OpposedGradients
+
+            self._opposed = OpposedGradients(self._core, self._steps, self._listeners)
+        return self._opposed
+
+    def _judge_opposed(self, opposed: OpposedGradients, first: RawBackward) -> None:
+        """Report two losses whose gradients add up in a network and have opposed each other in this round, too."""
+        found = opposed.end(first, self._gradients, self._calls_of_program.clearings)
+        if found is not None and not self._is_read and not program_reads_gradients(frame := sys._getframe(2)):
+            self._report_at(OPPOSED, found.entry.stack, *found.clues(frame))
 
     def _judge_part(self, entry: RawBackward, steps: list[StepRecord]) -> None:
         """Report gradients cleared in an earlier round, if this one ends with a step that was to accumulate them."""
-        own = {one.own for one in self._gradients}
-        step = next((one for one in steps if not own.isdisjoint(one.storages)), None)
-        before = self._unstepped.get(entry.stack)
+        step, before = self._first_step(steps), self._unstepped.get(entry.stack)
         if step is None or before is None or entry.stack in self._described:
             return
         from gradsan.detect.meaning.evidence import adds_up_parts
@@ -313,7 +310,7 @@ class SpentGradients(RoundDetector):
         self,
         entry: RawBackward,
         key: Any,
-        gradients: list[_Gradient],
+        gradients: list[Gradient],
         clearings: list[Clearing | None],
         steps: list[StepRecord],
         writes: list[RawWrite],
@@ -337,9 +334,9 @@ class SpentGradients(RoundDetector):
                 self._unstepped.setdefault(entry.stack, first)
             if idle:
                 earliest = min((by for _, by in idle), key=lambda by: by.clock)
-                self._forgotten.note(entry.stack, earliest, [one.leaf() for one, _ in idle], later)
+                self._note_forgotten(entry.stack, earliest, [one.leaf() for one, _ in idle], later)
         elif not (is_whole or used or moved or later):
-            self._forgotten.note(entry.stack, first, [one.leaf() for one in gradients], steps, key)
+            self._note_forgotten(entry.stack, first, [one.leaf() for one in gradients], steps, key)
         if used or moved:
             self._used.add(key)
         # One loss often reaches parameters that another trains: they are cleared, and refilled before their step.
@@ -350,7 +347,14 @@ class SpentGradients(RoundDetector):
             self._report_cleared(entry, first, later[0], gradients)
         return not (used or moved)
 
-    def _has_other_gradient(self, gradients: list[_Gradient], first: Clearing, step: StepRecord) -> bool:
+    def _note_forgotten(self, *round_without_step: Any) -> None:
+        if self._forgotten is None:
+            from gradsan.detect.gradients.forgotten_steps import ForgottenSteps
+
+            self._forgotten = ForgottenSteps(self._core, self._steps, self._making)
+        self._forgotten.note(*round_without_step)
+
+    def _has_other_gradient(self, gradients: list[Gradient], first: Clearing, step: StepRecord) -> bool:
         """Whether the step has moved a leaf whose gradient went to None, by one that the program has set itself."""
         moved = {at for at, old, new in zip(step.storages, step.before, step.after, strict=False) if old != new}
         gone = [one.leaf() for one in gradients if one.own in moved and one.memory.expired()]
@@ -365,7 +369,7 @@ class SpentGradients(RoundDetector):
         entry: RawBackward,
         first: Clearing,
         step: StepRecord,
-        gradients: list[_Gradient],
+        gradients: list[Gradient],
         *,
         is_part: bool = False,
     ) -> None:
@@ -374,12 +378,8 @@ class SpentGradients(RoundDetector):
         if len(leaves) < len(gradients) or program_reads_gradients(frame := sys._getframe(1)):
             return
         leaf = (starved or leaves)[0]
-        facts = {
-            **_torch.facts_of(leaf),
-            "leaves": len(gradients),
-            "is_refilled": not starved,
-            "is_part": "yes" if is_part else "",
-        }
+        part = "yes" if is_part else ""
+        facts = {**_torch.facts_of(leaf), "leaves": len(gradients), "is_refilled": not starved, "is_part": part}
         self._report_at(
             THROWN,
             entry.stack,
@@ -388,7 +388,7 @@ class SpentGradients(RoundDetector):
             Clue("stepped", symbolise(step.stack), name=step.optimizer),
         )
 
-    def _cleared_at(self, one: _Gradient, clear: RawWrite | None) -> Clearing | None:
+    def _cleared_at(self, one: Gradient, clear: RawWrite | None) -> Clearing | None:
         """The clearing of a gradient, by ``clear`` if there is one; None where it was not cleared, or it is unknown."""
         leaf = one.leaf()
         if leaf is None:

@@ -1,0 +1,79 @@
+"""GS214: gradients that nobody clears, of a leaf through all rounds, or between two losses that oppose each other."""
+
+from __future__ import annotations
+
+from gradsan.diagnose.failures import parts
+from gradsan.model import Clue, Diagnosis, Failure, Fix, Message, NamedTensor
+
+
+def gradient_kept(failure: Failure) -> Diagnosis | None:
+    """Diagnose every such failure that has a leaf with a name."""
+    leaf, updated = failure.clue("gradient"), failure.clue("updated")
+    if leaf is None or updated is None or not leaf.name:
+        return None
+    by_step = bool(updated.op and updated.op.endswith(".step"))
+    values = {
+        "name": f"{leaf.name}.grad",
+        "leaf": leaf.name,
+        "rounds": leaf.values["rounds"],
+        "others": leaf.count("leaves") - 1,
+        "writer": parts.writer(updated, leaf.name),
+    }
+    return parts.diagnosis(
+        failure,
+        "GS214",
+        "gradient_never_cleared",
+        values=values,
+        severity="warning",
+        labels=(
+            *parts.used(failure, "label.adds_to_gradient", values),
+            *parts.label_of(updated, "written", "label.updated_by_gradient", values),
+        ),
+        tensor=_gradient_of(leaf),
+        fixes=_fixes(by_step, values),
+        notes=(Message("note.more_gradients_kept", values),) if values["others"] else (),
+    )
+
+
+def gradients_opposed(failure: Failure) -> Diagnosis | None:
+    """Diagnose every such failure whose leaf has a name."""
+    leaf, first, between, updated = (failure.clue(role) for role in ("gradient", "first", "between", "updated"))
+    if leaf is None or first is None or between is None or updated is None or not leaf.name:
+        return None
+    values = {
+        "name": f"{leaf.name}.grad",
+        "leaf": leaf.name,
+        "others": leaf.count("leaves") - 1,
+        "cosine": leaf.values["cosine"],
+        "other": f"{between.name}.step",
+        "writer": parts.writer(updated, leaf.name),
+    }
+    return parts.diagnosis(
+        failure,
+        "GS214",
+        "gradient_never_cleared",
+        values=values,
+        severity="warning",
+        words="gradients_opposed",
+        labels=(
+            *parts.label_of(first, "note", "label.gradients_left", values),
+            *parts.label_of(between, "note", "label.stepped_between", values),
+            *parts.used(failure, "label.adds_opposed", values),
+            *parts.label_of(updated, "written", "label.updated_by_sum", values),
+        ),
+        tensor=_gradient_of(leaf),
+        fixes=(
+            parts.fix("clear_between", "changed", values),
+            parts.fix("detach_in_first", "changed", values),
+        ),
+        notes=(Message("note.more_gradients_opposed", values),) if values["others"] else (),
+    )
+
+
+def _fixes(by_step: bool, values: dict[str, object]) -> tuple[Fix, ...]:
+    clear = parts.fix("clear_by_optimizer" if by_step else "clear_gradient", "changed", values)
+    return (clear,) if by_step else (clear, parts.fix("ask_for_gradient", "changed", values))
+
+
+def _gradient_of(leaf: Clue) -> NamedTensor:
+    return parts.tensor_of(leaf, f"{leaf.name}.grad")
