@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gradsan
-from gradsan.detect.meaning import clip_calls
+from gradsan.detect.gradients import clip_calls
 from gradsan.graph import walk
 from gradsan.record.recorder import recorder
 

@@ -177,3 +177,14 @@ def tensors_in(
             yield from tensors_in(item, depth - 1, most, in_objects=in_objects)
     elif depth and in_objects and hasattr(value, "__dict__") and not isinstance(value, type):
         yield from filter(torch.is_tensor, list(vars(value).values()))
+
+
+def tensors_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """Return the tensors among the arguments of a call, and one level into tuples, lists and dicts among them."""
+    found: list[torch.Tensor] = []
+    for one in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(one, torch.Tensor):
+            found.append(one)
+        elif isinstance(one, tuple | list | dict):
+            found += tensors_in(one, 1)
+    return found

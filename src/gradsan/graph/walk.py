@@ -184,13 +184,25 @@ def _leading_to(inputs: tuple[Any, ...], accumulates: bool, order: list[Node]) -
 
 def leaves_of(nodes: Iterable[Node]) -> list[torch.Tensor]:
     """Return the leaves to which ``nodes`` pass gradients, each once."""
-    leaves: dict[int, Any] = {}
+    if not SHARED.depth or not isinstance(nodes, list):
+        found = _accumulating(nodes)
+    else:
+        # Leaves kept here would not be ``unheld_leaves``.
+        key = "accumulating", id(nodes)
+        if key not in SHARED.known:
+            SHARED.known[key] = nodes, _accumulating(nodes)
+        found = SHARED.known[key][1]
+    return list({id(leaf): leaf for one in found if (leaf := one.variable) is not None}.values())
+
+
+def _accumulating(nodes: Iterable[Node]) -> list[Any]:
+    """Return the Nodes with a leaf that ``nodes`` lead to, each once."""
+    found: dict[Any, bool] = {}
     for node in nodes:
         for child, _ in node.next_functions:
-            leaf = getattr(child, "variable", None)
-            if _torch.is_tensor(leaf):
-                leaves[id(leaf)] = leaf
-    return list(leaves.values())
+            if child is not None and child not in found:
+                found[child] = _torch.is_tensor(getattr(child, "variable", None))
+    return [one for one, has_leaf in found.items() if has_leaf]
 
 
 def unheld_leaves(nodes: Iterable[Node]) -> list[tuple[Node, Node]]:

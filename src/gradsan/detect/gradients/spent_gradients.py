@@ -193,7 +193,7 @@ class SpentGradients(RoundDetector):
                 self._bound.setdefault(stack, _torch.facts_of(held[0]))
                 self._taken[stack, ("=", _torch.storage_or_none(held[0]), int(held[0].storage_offset()))] += 1
         if self._storages and not self._is_read and op not in clip_calls.NO_READ:
-            given = _torch.tensors_in((args, kwargs))
+            given = _torch.tensors_of_call(args, kwargs)
             if any(_torch.storage_or_none(one) in self._storages for one in given):
                 is_clip = _torch.is_within_clip(sys._getframe(1))
                 self._is_clipped |= is_clip

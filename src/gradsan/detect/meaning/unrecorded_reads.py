@@ -118,7 +118,7 @@ class UnrecordedReads(RoundDetector):
         number = None if made is None else _torch.node_sequence(made.grad_fn)
         if made is None or number is None:
             return
-        for tensor in _torch.tensors_in((args, kwargs)):
+        for tensor in _torch.tensors_of_call(args, kwargs):
             maker = _made_before(tensor.grad_fn, number)
             if maker is not None:
                 # A view reads the elements of its base that it shows.

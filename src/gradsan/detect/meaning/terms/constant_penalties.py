@@ -81,7 +81,7 @@ class ConstantPenalties(RoundDetector):
 
     def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Follow values computed from parameters."""
-        given = list(_torch.tensors_in((args, kwargs)))
+        given = _torch.tensors_of_call(args, kwargs)
         for made, sources in made_of(op, given, result):
             origin = next((origin for tensor in sources if (origin := self._origin(tensor)) is not None), None)
             if made.requires_grad:

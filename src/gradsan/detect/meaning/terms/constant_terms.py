@@ -189,7 +189,7 @@ class ConstantTerms(Finder):
         self._listeners.call_before_backward(self.before_backward, wanted)
 
     def _on_result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        given = list(_torch.tensors_in((args, kwargs)))
+        given = _torch.tensors_of_call(args, kwargs)
         for one in self._open:
             one.calls += 1
             read = [tensor for tensor in given if _holds(one.held, tensor)]

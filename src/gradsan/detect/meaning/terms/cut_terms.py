@@ -154,7 +154,7 @@ class CutTerms(RoundDetector):
 
     def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Follow values that leave the graph, and their uses with values in it."""
-        for made, given in made_of(op, list(_torch.tensors_in((args, kwargs))), result):
+        for made, given in made_of(op, _torch.tensors_of_call(args, kwargs), result):
             held = [known for one in given if (known := self._of(one)) is not None]
             cuts = tuple(dict.fromkeys(cut for one in held for cut in one.cuts))
             if made.requires_grad:
@@ -304,7 +304,7 @@ class DrawnSamples(RoundDetector):
         is_recording = _torch.is_grad_enabled()
         if is_recording and not self._held and op not in _COMPARES:
             return
-        given = list(_torch.tensors_in((args, kwargs)))
+        given = _torch.tensors_of_call(args, kwargs)
         if is_recording and op in _COMPARES:
             self._note_compared(given)
         draws = tuple(dict.fromkeys(draw for one in given for draw in self._of(one)))
