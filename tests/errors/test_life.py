@@ -71,3 +71,20 @@ def test_the_first_cut_is_found(name):
     (diagnosis,) = run_watched(program)[0].diagnoses
     (line,) = [label.frame.line for label in diagnosis.labels if label.role == "created"]
     assert CUT_AT[name] in program.read_text().splitlines()[line - 1]
+
+
+SAID_OF_KEPT = {
+    "second_backward_built_once": "note.retain_graph_becomes_gs110",
+    "second_backward_built_once_unread": "note.retain_graph_keeps_old",
+    "second_backward_shared_across_step": "note.retain_graph_costs",
+}
+
+
+@each("name", SAID_OF_KEPT)
+def test_what_is_said_of_retain_graph_is_so(name, tmp_path):
+    program = HERE / "life" / f"{name}.py"
+    (diagnosis,) = [one for one in run_watched(program)[0].diagnoses if one.code in {"GS402", "GS403"}]
+    assert {note.key for note in diagnosis.notes} & set(SAID_OF_KEPT.values()) == {SAID_OF_KEPT[name]}
+    kept = tmp_path / "kept.py"
+    kept.write_text(program.read_text().replace("backward()", "backward(retain_graph=True)"))
+    assert bool(run_watched(kept)[1]) == (SAID_OF_KEPT[name] == "note.retain_graph_becomes_gs110")

@@ -6,10 +6,11 @@ are told apart by their number, and by the graph of the earlier loss where that 
 Roles: ``needed`` (this backward), ``freed_by`` (the earlier one), ``saved`` (the call that made the freed Node),
 ``bridge`` (the tensor by which the new graph depends on the freed one) with ``bridge_made`` and ``bridge_taken`` (the
 calls around it), ``further`` (another such tensor), ``updated`` (a step between the two backwards, or another write to
-a leaf of the freed graph), ``borrowed`` (a tensor by which one of the losses depends on a network that another
-optimizer trains) with ``borrowed_made`` and ``borrowed_taken``, ``held`` (a live variable whose graph leads back to the
-freed Node; ``values``: the fields of :class:`gradsan.model.Held`), ``path`` (the Nodes from the loss to the freed one;
-``values``: ``passed``, as in :class:`gradsan.model.Conflict`).
+a leaf of the freed graph; ``values``: the ``operands`` that steps have changed, where that is known), ``borrowed`` (a
+tensor by which one of the losses depends on a network that another optimizer trains) with ``borrowed_made`` and
+``borrowed_taken``, ``held`` (a live variable whose graph leads back to the freed Node; ``values``: the fields of
+:class:`gradsan.model.Held`), ``path`` (the Nodes from the loss to the freed one; ``values``: ``passed``, as in
+:class:`gradsan.model.Conflict`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch.autograd.graph import Node
 
 from gradsan import _torch
 from gradsan.errors.context import Context
+from gradsan.errors.written_operands import written_operands
 from gradsan.graph import borrowed, compiled, naming, walk
 from gradsan.graph.conflicts import passed
 from gradsan.model import Bridge, Clue, HeldClue, PathClue
@@ -30,7 +32,7 @@ from gradsan.record.backwards import PastBackward
 from gradsan.record.ledger import call_that_made
 from gradsan.record.log import Log, RawCall, logged_writes
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import BackwardRecord, StepRecord
+from gradsan.record.steps import BackwardRecord, StepRecord, moved_storages
 
 _MOST_LOOKED_AT, _MOST_FURTHER = 500, 4
 
@@ -120,7 +122,11 @@ def gather_second_backward(context: Context) -> tuple[Clue, ...]:
     clues += [HeldClue("held", name=one.path, held=one) for one in held]
     for step in context.steps.steps:
         if by.clock < step.clock < backward.clock or _calls_again(step, by, backward):
-            clues.append(Clue("updated", symbolise(step.stack), op=step.optimizer))
+            values: dict[str, object] = {}
+            if step.end is not None:
+                behind = [one for one in order if _is_older(one, by.sequence)]
+                values["operands"] = written_operands(behind, moved_storages(context.steps, by.clock))
+            clues.append(Clue("updated", symbolise(step.stack), op=step.optimizer, values=values))
             return (*clues, *_borrowed(context, by))
     clues += _by_hand(context, join.older, by)
     alone = borrowed.by_another_optimizer(core, by, backward, context.frame, context.inputs)
@@ -168,11 +174,16 @@ def _younger(order: list[Node], by: PastBackward) -> list[Node]:
     return [node for node in order if (_torch.node_sequence(node) or 0) >= by.sequence]
 
 
+def _is_older(node: Node, sequence: int) -> bool:
+    number = _torch.node_sequence(node)
+    return number is not None and number < sequence
+
+
 def _further(order: list[Node], by: PastBackward, known: Node) -> list[tuple[Node, int]]:
     """The results of Nodes other than ``known`` by which the new graph depends on freed ones."""
     edges = ((child, output) for node in _younger(order, by) for child, output in node.next_functions if child)
     others = ((child, output) for child, output in edges if child is not known)
-    older = dict.fromkeys(edge for edge in others if (_torch.node_sequence(edge[0]) or by.sequence) < by.sequence)
+    older = dict.fromkeys(edge for edge in others if _is_older(edge[0], by.sequence))
     return [edge for edge in older if any(map(_torch.was_freed, walk.engine_order([edge[0]])))][:_MOST_FURTHER]
 
 
@@ -190,7 +201,7 @@ def _leaves(nodes: list[Node]) -> set[Node]:
 
 def _others_freed(order: list[Node], node: Node, sequence: int) -> list[Node]:
     """Return further freed Nodes made before that backward: several states may be carried."""
-    older = (one for one in order if one is not node and (_torch.node_sequence(one) or sequence) < sequence)
+    older = (one for one in order if one is not node and _is_older(one, sequence))
     return [one for one in itertools.islice(older, _MOST_LOOKED_AT) if _torch.was_freed(one)]
 
 

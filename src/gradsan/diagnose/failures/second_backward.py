@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gradsan import source
-from gradsan.diagnose import carriers
+from gradsan.diagnose import carriers, needs
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.collected import (
     BuiltOnce,
@@ -48,7 +48,8 @@ SAME = ("GS404", "same_loss_twice", None)
 """Code and slug of each cause, and the words at the tensor between both graphs."""
 
 COMPUTED_ONCE_TOO = "label.built_once_before"
-COSTS, BECOMES_GS110 = "note.retain_graph_costs", "note.retain_graph_becomes_gs110"
+COSTS, GROWS = "note.retain_graph_costs", "note.retain_graph_grows"
+BECOMES_GS110, KEEPS_OLD = "note.retain_graph_becomes_gs110", "note.retain_graph_keeps_old"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,16 @@ class _Case:
         """The site where parameters were updated between the two backwards."""
         clue = self.failure.clue("updated")
         return None if clue is None else clue.site
+
+    @property
+    def if_kept(self) -> str:
+        """The note on what ``retain_graph`` would lead to, where parameters were updated in between."""
+        clue = self.failure.clue("updated")
+        operands = None if clue is None else clue.values.get("operands")
+        if not isinstance(operands, tuple):
+            return KEEPS_OLD  # it is not known what the update changed
+        is_stale = any(_has_saved_written(name, states) for name, states in operands)
+        return BECOMES_GS110 if is_stale else KEEPS_OLD if operands else COSTS
 
 
 def second_backward(failure: Failure) -> Diagnosis | None:
@@ -129,11 +140,10 @@ def _carried(case: _Case) -> Diagnosis:
         changed = carriers.cut(case.needed.site, case.updated, case.carrier)
     lines = () if changed is None else source.changed_lines(changed[1].file, changed[0])
     values = {"bridge": case.name}
-    note = "note.retain_graph_becomes_gs111" if case.updated else "note.retain_graph_grows"
     used = case.needed.site
     forgotten = None if used is None else forget_collected(used, case.updated, _held(case.failure))
     if forgotten is not None:
-        return _diagnosis(case, CARRIED, (forgotten,), note)
+        return _diagnosis(case, CARRIED, (forgotten,), GROWS)
     cut = parts.fix("detach_carried_state", "changed", values, lines=lines)
     held = _held(case.failure)
     collected = None if lines else detach_collected(held)
@@ -152,7 +162,7 @@ def _carried(case: _Case) -> Diagnosis:
         if _is_average(case, made):
             # Detached, the sum gives each round the gradient of an ever smaller part of its own loss.
             cuts = (parts.fix("own_loss", "changed", values), *(replace(one, lines=()) for one in cuts))
-    return _diagnosis(case, CARRIED, (*cuts, parts.fix("reset_state", "changed", values)), note)
+    return _diagnosis(case, CARRIED, (*cuts, parts.fix("reset_state", "changed", values)), GROWS)
 
 
 def _is_average(case: _Case, made: Sequence[Site]) -> bool:
@@ -171,7 +181,7 @@ def _shared(case: _Case) -> Diagnosis:
         updated = case.updated.shown_frame
         lines = source.changed_at(updated, lambda at: source.enter_once_more(at, "cached"))
         fix = parts.fix("cache_each_round", "changed", values, lines=lines, summary="help.cache_after_update")
-        return _diagnosis(case, SHARED, (fix,), BECOMES_GS110, explanation="explanation.graph_kept_by_cache")
+        return _diagnosis(case, SHARED, (fix,), case.if_kept, explanation="explanation.graph_kept_by_cache")
     if case.updated is not None:
         fixes = (
             *_filled_before(case),
@@ -179,7 +189,7 @@ def _shared(case: _Case) -> Diagnosis:
             parts.fix("recompute_forward", "changed", values, summary="help.recompute_shared"),
             parts.fix("reorder_step", "changed", values),
         )
-        return _diagnosis(case, SHARED, fixes, BECOMES_GS110)
+        return _diagnosis(case, SHARED, fixes, case.if_kept)
     freed, needed = case.freed_by.shown_frame, case.needed.shown_frame
     lines = source.changed_at(freed, source.graph_for_gradient)
     if lines:
@@ -224,7 +234,7 @@ def _borrowed(failure: Failure) -> list[Bridge]:
 
 def _once(case: _Case) -> Diagnosis:
     values = {"name": case.name}
-    note = BECOMES_GS110 if case.updated else COSTS
+    note = case.if_kept if case.updated else COSTS
     used = case.needed.shown_frame
     if case.bridge.values.get("cached"):
         lines = source.changed_at(used, lambda at: source.enter_each_round(at, "cached"))
@@ -274,7 +284,7 @@ def _same(case: _Case) -> Diagnosis:
     if lines and not stepped:
         return _diagnosis(case, SAME, _for_gradient(case, lines))
     fixes = (parts.fix("one_backward", "changed", values), again if stepped else _keep_graph(case))
-    return _diagnosis(case, SAME, fixes, BECOMES_GS110 if stepped else "note.second_pass_adds_up")
+    return _diagnosis(case, SAME, fixes, case.if_kept if stepped else "note.second_pass_adds_up")
 
 
 def _for_gradient(case: _Case, lines: Lines) -> tuple[Fix, ...]:
@@ -345,6 +355,20 @@ def _bridge_label(case: _Case, key: str | None, values: Mapping[str, object]) ->
     if case.bound_at is None:
         return label_texts.at("bridge", case.bridge.site, message, op=case.bridge.op)
     return (Label("bridge", case.bound_at, message, case.bridge.op, Site((case.bound_at,))),)
+
+
+def _has_saved_written(name: str, operands: Sequence[str]) -> bool:
+    """Whether a Node has saved an operand that was written since: a gradient of one of the others needs it."""
+    inputs = needs.inputs_of(name) or ()
+    if len(inputs) != len(operands):
+        return False  # one of them is a list
+    states = dict(zip(inputs, operands, strict=True))
+    return any(
+        states.get(slot.name) == "written"
+        and any(states.get(one, "constant") != "constant" for group in slot.asked_for for one in group)
+        for slot in needs.slots_of(name)
+        if not slot.is_output
+    )
 
 
 def _same_line(one: Site | None, other: Site | None) -> bool:
