@@ -157,6 +157,59 @@ for it in range(1, 10):
         meta.step()
         total = 0.0
 """
+RATINGS = """
+import numpy as np
+films = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1))
+optimizer = torch.optim.SGD(films.parameters(), lr=0.1)
+given, stars = torch.randn(12, 4), torch.rand(12)
+ranks, best = [], None
+for _ in range(4):
+    rated = films(given).squeeze(1)
+    loss = (rated - stars).pow(2).mean()
+    {read}
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+READ = {
+    "ranks.append(float(np.corrcoef(rated.numpy(), stars.numpy())[0, 1]))": True,
+    "ranks.append(float(np.abs(np.asarray(rated) - stars.numpy()).max()))": True,
+    "loss = loss + 0.1 * torch.from_numpy(np.convolve(rated.numpy(), [0.5, 0.5])).pow(2).mean()": False,
+    "loss = loss * (1 + np.log1p(np.exp(rated.numpy())).mean().item())": False,
+    "best = films[0].weight.numpy() if best is None else best": False,
+    "stars = (stars + torch.from_numpy(np.clip(rated.numpy(), 0, 1))) / 2": False,
+    "np.clip(films[2].weight.numpy(), -0.1, 0.1, out=films[2].weight.numpy())": False,
+}
+"""Statements, and whether the training is the same with ``detach()`` before ``numpy()``, for all that is known."""
+RETURNS = """
+class Soften(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, {inputs}):
+        ctx.save_for_backward(x, w)
+        return (x * w).clamp(-2, 2)
+
+    @staticmethod
+    def backward(ctx, given):
+        x, w = ctx.saved_tensors
+        inside = given * ((x * w).abs() < 2)
+        return {returned}
+
+w = torch.full((3,), 0.5, requires_grad=True)
+net = torch.nn.Linear(2, 3)
+optimizer = torch.optim.SGD([w, *net.parameters()], lr=0.1)
+for _ in range(3):
+    loss = Soften.apply({given}).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+RETURNED = {
+    ("x, w, low, high", "inside * w, (inside * x).sum(0)", "net(torch.randn(5, 2)), w, -2, 2"): True,
+    ("x, w, low", "inside * w, (inside * x).sum(0)", "torch.randn(5, 3), w, -2"): False,
+    ("x, low, w", "inside * w, (inside * x).sum(0)", "net(torch.randn(5, 2)), -2, w"): False,
+    ("x, low, w", "inside * w, None", "net(torch.randn(5, 2)), -2, w"): False,
+}
+"""Inputs, what backward returns and the call, and whether it is known whose each gradient is."""
 CLEAN = """
 w = torch.ones(3, requires_grad=True)
 w.exp().sum().backward()
@@ -172,6 +225,10 @@ def search(tmp_path, monkeypatch, text, **limits):
     )
     assert told
     return found
+
+
+def long_but_first(cases, many=3):
+    return [pytest.param(one, marks=pytest.mark.long if number >= many else ()) for number, one in enumerate(cases)]
 
 
 def passed(found):
@@ -274,6 +331,26 @@ def test_unexplained_errors_are_named_so(tmp_path, monkeypatch, kind):
     found = search(tmp_path, monkeypatch, f"raise {kind}")
     assert found.diagnoses == ()
     assert found.exception[0] == kind
+
+
+@pytest.mark.parametrize("statement", long_but_first(READ))
+def test_a_value_may_be_read_outside_of_torch_where_nothing_is_trained_by_it(tmp_path, monkeypatch, statement):
+    found = search(tmp_path, monkeypatch, RATINGS.format(read=statement))
+    assert found.diagnoses[0].code == "GS317"
+    assert keeps_training(found) is READ[statement]
+
+
+@pytest.mark.parametrize("case", long_but_first(RETURNED))
+def test_a_backward_that_leaves_inputs_out(tmp_path, monkeypatch, case):
+    inputs, returned, given = case
+    found = search(tmp_path, monkeypatch, RETURNS.format(inputs=inputs, returned=returned, given=given))
+    assert found.diagnoses[0].code == "GS410"
+    assert keeps_training(found) is RETURNED[case]
+
+
+def keeps_training(found):
+    """Whether a fix would be written without asking."""
+    return any(fix.applicability == "automatic" for fix in found.diagnoses[0].fixes)
 
 
 @pytest.mark.long

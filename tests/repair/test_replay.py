@@ -9,7 +9,7 @@ from cases import each
 from gradsan.launch.program import Target
 from gradsan.model import Diagnosis, Fix, Frame, Label, Message
 from gradsan.repair import Limits, find_fixes, runs_well, why_untried
-from gradsan.repair.search import is_replayable, reference_for, was_refused
+from gradsan.repair.reference import is_replayable, reference_for, was_refused
 from gradsan.repair.trials.runner import Runner
 from gradsan.repair.trials.trial import Recording, Request, Trial
 from gradsan.text import say

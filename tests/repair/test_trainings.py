@@ -9,7 +9,7 @@ from gradsan.launch.program import Target
 from gradsan.model import Fix, Message
 from gradsan.repair.judging import Judge, faults_of
 from gradsan.repair.patch import Patch
-from gradsan.repair.search import reference_for
+from gradsan.repair.reference import reference_for
 from gradsan.repair.trials.runner import Runner
 from gradsan.repair.trials.trial import Request
 from gradsan.text import say

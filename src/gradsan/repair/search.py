@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -10,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from gradsan import source
 from gradsan.diagnose.value_fixes import LEFT_CONSTANT, LEFT_UNRECORDED, TRAINED_BY_BOTH
 from gradsan.launch import program
 from gradsan.launch.ranks import rank_of
@@ -18,77 +16,13 @@ from gradsan.model import Diagnosis, Fix, Message, Seen
 from gradsan.present._places import shown_path
 from gradsan.repair import libraries
 from gradsan.repair.finite import is_nonfinite
-from gradsan.repair.fixes.own_copies import second_names_copied
 from gradsan.repair.judging import Judge, Say, Tried, callers_value, faults_of
 from gradsan.repair.libraries import untried
 from gradsan.repair.patch import Patch, PatchError, on_disk
 from gradsan.repair.ranking import measured, ranked_fixes, settled
+from gradsan.repair.reference import healed_run, is_replayable, was_refused
 from gradsan.repair.trials.runner import Runner, cores_for_trials
 from gradsan.repair.trials.trial import Cost, Request, Trial
-
-_TOLERANCE = 1e-6
-"""Relative difference of losses up to which two runs computed the same: threads add up in any order."""
-
-_ALLOWANCES = {
-    "freed_state_carried_over": ("keep_graphs",),
-    "forward_shared_by_two_backwards": ("keep_graphs",),
-    "graph_built_once": ("keep_graphs",),
-    "same_loss_twice": ("keep_graphs",),
-    "out_requires_grad": ("record_out",),
-    "one_of_several_views_written": ("single_views",),
-    "unrecorded_view_written": ("record_views",),
-    "view_base_written": ("single_views", "record_views"),
-    "expanded_written": ("own_memory",),
-    "function_view_written": ("own_results",),
-    "inference_tensor_used": ("no_inference",),
-    "compiled_overwritten": ("run_eagerly",),
-    "gradient_overwritten": ("own_gradients",),
-    "context_attribute": ("own_context",),
-    "checkpoint_closure": ("without_checkpoint",),
-    "saved_tensor_detached": ("release_gradients",),
-    "gradient_reduced_twice": ("own_rank",),
-    "gathered_anew": ("gathered_values",),
-}
-"""The allowances, by the cause of a fault, with which the unchanged program gets past it."""
-
-
-def reference_for(request: Request, faults: Sequence[Diagnosis]) -> Request:
-    """The request for the run with the correct gradients: healed, with statements that PyTorch rejects carried out."""
-    allowances = {name for fault in faults for name in _ALLOWANCES.get(fault.cause, ())}
-    for fault in faults:
-        if fault.cause == "leaf_written":
-            first = next((fix.kind for fix in fault.fixes), "no_grad")
-            is_new = first in ("out_of_place", "clone_before_mutation")
-            allowances.add("renew_leaves" if is_new else "write_leaves")
-            if is_new and fault.title.key == "title.leaf_view_written":
-                allowances.add("own_leaf_views")
-            written = (label for label in fault.labels if label.role == "written")
-            if is_new and any(source.computes_with_result(label.frame, label.op or "") for label in written):
-                allowances.add("renew_results")
-    files = {**request.files, **Patch().with_lines(second_names_copied(faults)).files}
-    return replace(request, mode="heal", allowances=frozenset(allowances), files=files)
-
-
-def was_refused(fault: Diagnosis) -> bool:
-    """Whether the program as written has no gradients: PyTorch rejected a statement, or they are NaN."""
-    return fault.cause == "leaf_written" or fault.nonfinite is not None
-
-
-def is_replayable(first: Trial, again: Trial) -> bool:
-    """Whether both runs began the same backwards with the same losses, as far as healing cannot have changed them.
-
-    A run that timed out is no evidence against it.
-    """
-    before, after = first.recording.begun, again.recording.begun
-    if len(after) < len(before):
-        return again.timed_out
-    # Healing corrects the gradients of a silent fault: from the first step on the losses may differ.
-    silent = any(one.silent for one in first.diagnoses)
-    return all(
-        math.isclose(one, other, rel_tol=_TOLERANCE, abs_tol=1e-12) or (math.isnan(one) and math.isnan(other))
-        for one, other in zip(before[: 1 if silent else None], after, strict=False)
-    )
-
 
 Target = tuple[str, str, Sequence[str]]
 Progress = Callable[[Message], None]
@@ -251,8 +185,7 @@ def _find(
     past, seconds = len(current.recording.begun), max(_LEAST_SECONDS, current.seconds)
     is_once = any(fault.cause == "graph_built_once" for fault in faults_of(current))
     request = replace(request, past=past, enough_seconds=seconds if limits.steps else 0.0, hears_calls=is_once)
-    reference = reference_for(request, faults_of(current))
-    healed = runner.run(reference)
+    reference, healed = healed_run(runner, request, faults_of(current))
     judge = Judge(healed, is_replayable(current, healed), say, cwd)
     request = _as_far_as(healed, request)
     search = _Search(runner, request, limits, progress, judge, _side_by_side(current, healed), reference)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 from torch.overrides import TorchFunctionMode
 
@@ -39,10 +40,13 @@ _CARRIED = frozenset(
         "own_memory",
         "own_leaf_views",
         "own_results",
+        "read_values",
+        "read_other_values",
     }
 )
 _REFUSED_LEAF = ("a leaf Variable that requires grad", "a view of a leaf Variable")
 _REFUSED_OUT = "don't support automatic diff"
+_REFUSED_READING = "Can't call numpy() on Tensor that requires grad"
 
 
 def allow(names: Iterable[str]) -> None:
@@ -60,6 +64,8 @@ def allow(names: Iterable[str]) -> None:
     ``own_results``: views that Functions return have memory of their own; reading what they viewed later ends the run.
     ``release_gradients``: ``zero_grad`` fills copies with zeros, so that a graph on the gradients stays.
     ``gathered_values``: values gathered by ``fully_shard`` are kept as the forward had them, as copies.
+    ``read_values``: ``numpy()`` of a tensor that requires grad gives a copy; ``read_other_values``: one of other
+    values. ``padded_gradients``: a Function's backward may leave out the inputs at the end that need no gradient.
     ``own_rank``: DistributedDataParallel exchanges no gradients; those of a single rank are correct without.
     """
     wanted = frozenset(names)
@@ -88,6 +94,8 @@ def allow(names: Iterable[str]) -> None:
     if "gathered_values" in wanted:
         deep = watching_of(recorder()).deep
         deep.keep_original = _with_gathered(deep)  # type: ignore[method-assign,assignment]
+    if "padded_gradients" in wanted:
+        BackwardCFunction.apply = _padded(BackwardCFunction.apply)  # type: ignore[method-assign]
     if "own_rank" in wanted:
         parallel = torch.nn.parallel.DistributedDataParallel
         parallel.__init__ = _by_itself(parallel.__init__)  # type: ignore[method-assign]
@@ -175,6 +183,25 @@ def _with_own_gradient(register: Callable[..., Any]) -> Callable[..., Any]:
     return with_own_gradient
 
 
+def _padded(apply: Callable[..., Any]) -> Callable[..., Any]:
+    """The backward of Functions, whose results get a None for each input at the end that needs no gradient.
+
+    Only where each gradient that it returns belongs to an input that needs one: else it is not known whose it is.
+    """
+
+    @functools.wraps(apply)
+    def padded(node: Any, *gradients: Any) -> Any:
+        result = apply(node, *gradients)
+        given = result if isinstance(result, tuple) else (result,)
+        needed = node.needs_input_grad
+        fits = all(wanted or one is None for one, wanted in zip(given, needed, strict=False))
+        if len(given) >= len(needed) or any(needed[len(given) :]) or not fits:
+            return result
+        return (*given, *(None,) * (len(needed) - len(given)))
+
+    return padded
+
+
 def _copies(gradients: Any) -> tuple[Any, ...]:
     return tuple(one.clone() if torch.is_tensor(one) else one for one in gradients)
 
@@ -217,6 +244,8 @@ class _Carrying(TorchFunctionMode):
         try:
             result = func(*args, **named)
         except RuntimeError as failure:
+            if _REFUSED_READING in str(failure) and self._wanted & {"read_values", "read_other_values"}:
+                return func(self._read(args[0]), *args[1:], **named)
             if not self._may_write(failure) or self._loses_graph(failure, args):
                 raise
             return self._written(func, args, named)
@@ -230,6 +259,10 @@ class _Carrying(TorchFunctionMode):
             with torch.enable_grad():
                 return func(*args, **named)
         return result
+
+    def _read(self, tensor: torch.Tensor) -> torch.Tensor:
+        copy = tensor.detach().clone()
+        return copy if "read_values" in self._wanted else 1 - copy
 
     def _may_write(self, failure: RuntimeError) -> bool:
         if _REFUSED_OUT in str(failure):
