@@ -210,6 +210,16 @@ RETURNED = {
     ("x, low, w", "inside * w, None", "net(torch.randn(5, 2)), -2, w"): False,
 }
 """Inputs, what backward returns and the call, and whether it is known whose each gradient is."""
+CHECKPOINTED = """
+from torch.utils.checkpoint import checkpoint
+tower = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(tower.parameters(), lr=0.1)
+for _ in range(3):
+    loss = checkpoint(tower, torch.randn(5, 3), use_reentrant=True).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
 CLEAN = """
 w = torch.ones(3, requires_grad=True)
 w.exp().sum().backward()
@@ -346,6 +356,13 @@ def test_a_backward_that_leaves_inputs_out(tmp_path, monkeypatch, case):
     found = search(tmp_path, monkeypatch, RETURNS.format(inputs=inputs, returned=returned, given=given))
     assert found.diagnoses[0].code == "GS410"
     assert keeps_training(found) is RETURNED[case]
+
+
+def test_another_finding_is_tried_where_the_error_has_no_candidate(tmp_path, monkeypatch):
+    found = search(tmp_path, monkeypatch, CHECKPOINTED)
+    assert [one.code for one in found.diagnoses] == ["GS517"]
+    assert passed(found) == [("not_reentrant", "preserved")]
+    assert keeps_training(found)
 
 
 def keeps_training(found):

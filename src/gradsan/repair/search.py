@@ -195,7 +195,8 @@ def _find(
     patch = Patch()
     winners: tuple[Tried, ...] = ()
     for _ in range(limits.faults):
-        fault = faults_of(current)[0]
+        first_fault = faults_of(current)[0]
+        fault = _to_try(search, faults_of(current), patch)
         tried, rest = _try_all(search, fault, patch, current)
         ranked = ranked_fixes(measured(tried, partial(_measured, search)), was_refused=was_refused(fault))
         ranked[:1] = [_without_needless(search, one, patch, current) for one in ranked[:1]]
@@ -203,6 +204,8 @@ def _find(
         winners = tuple(one for one in ranked if one.passed)
         best = next((one for one in ranked if one.passed or one.went_further), None)
         if best is None:
+            if fault is not first_fault:
+                diagnoses.insert(len(diagnoses) - 1, untried(first_fault, limits.candidates, cwd))
             break
         chosen.append(best.fix)
         patch, current = best.patch, best.trial
@@ -326,6 +329,12 @@ def _without_needless(search: _Search, best: Tried, earlier: Patch, before: Tria
     alone = search.judge.tried(replace(best.fix, lines=()), patch, trial, before)
     mine, other = (replace(one.fix.verification, time_ratio=None, memory_ratio=None) for one in (alone, best))
     return replace(alone, fix=replace(alone.fix, verification=best.fix.verification)) if mine == other else best
+
+
+def _to_try(search: _Search, faults: Sequence[Diagnosis], patch: Patch) -> Diagnosis:
+    """The first fault that has a candidate: an error may only be what another finding of the same run led to."""
+    with_candidates = (one for one in faults if any(_candidate(search, fix, patch) for fix in one.fixes))
+    return next(with_candidates, faults[0])
 
 
 def _unrecorded(fault: Diagnosis) -> Message | None:

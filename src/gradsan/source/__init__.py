@@ -62,6 +62,7 @@ _NAMES = {
         "first_argument made_by_call reads_again returned_by_hook"
     ),
     "flow.collected": "detach_collected",
+    "flow.contexts": "enter_each_round enter_once_more",
     "flow.cuts": "Cut find_cuts grad_left_off grad_switched_off takes_cut",
     "flow.emptied": "forget_collected",
     "flow.kept": (
@@ -75,8 +76,8 @@ _NAMES = {
         "SecondName argument_read_later collected_result copy_second_name is_made_in_round read_as_before second_name"
     ),
     "flow.rounds": (
-        "backward_of_sum bound_each_round clears_between detach_after detach_after_round enter_each_round "
-        "enter_once_more frames_between in_one_loop in_same_function in_same_loops is_item_of_loop "
+        "backward_of_sum bound_each_round clears_between detach_after detach_after_round "
+        "frames_between in_one_loop in_same_function in_same_loops is_item_of_loop "
         "is_read_afterwards is_read_between reads_what_it_binds shape_bound_at walked_over"
     ),
     "flow.scopes": "Live is_global_here",

@@ -237,9 +237,9 @@ def _once(case: _Case) -> Diagnosis:
     note = case.if_kept if case.updated else COSTS
     used = case.needed.shown_frame
     if case.bridge.values.get("cached"):
-        lines = source.changed_at(used, lambda at: source.enter_each_round(at, "cached"))
-        fix = parts.fix("cache_each_round", "changed", values, lines=lines)
-        return _diagnosis(case, ONCE, (fix,), note, explanation="explanation.graph_kept_by_cache")
+        entered = () if used is None else source.enter_each_round(used, "cached")
+        fixes = tuple(parts.fix("cache_each_round", "changed", values, lines=lines) for lines in entered or ((),))
+        return _diagnosis(case, ONCE, fixes, note, explanation="explanation.graph_kept_by_cache")
     made = () if case.bridge.site is None else case.bridge.site.user_frames
     if case.bridge.values.get("is_unheld"):
         whole = source.changed_at(case.bound_at or (made[-1] if made else None), source.leaf_alone)

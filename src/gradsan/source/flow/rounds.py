@@ -13,7 +13,7 @@ from gradsan.source.flow.targets import aliased_expression
 from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, consumed_names, leaf_name, local_nodes
 from gradsan.source.locate import Expression, expression_at, frame_of, scope_of, statement_at
 from gradsan.source.methods import ADDING
-from gradsan.source.tree import SourceFile, Span, header_nodes, read_source
+from gradsan.source.tree import SourceFile, header_nodes, read_source
 
 _LEAVING = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 
@@ -212,48 +212,6 @@ def reads_what_it_binds(frame: Frame, *, times: int = 1) -> bool:
     value = statement.node.value
     reads = [one for one in ast.walk(value) if chain_key(one) in names] if value is not None else []
     return len(reads) + isinstance(statement.node, ast.AugAssign) >= times
-
-
-def enter_each_round(used_at: Frame, context: str) -> Change | None:
-    """``with <context>():`` around a loop, entered in every iteration instead: both lines swap.
-
-    None where the block has more than the loop, or there is no such block around ``used_at``.
-    """
-    used = statement_at(used_at)
-    for loop in () if used is None else used.loops:
-        source = used.source if used is not None else None
-        block = None if source is None else source.parents[loop][0]
-        if source is None or not isinstance(block, ast.With) or block.body != [loop] or len(block.items) != 1:
-            continue
-        call = block.items[0].context_expr
-        outer, inner, first = source.span(block), source.span(loop), source.span(loop.body[0])
-        if not isinstance(call, ast.Call) or leaf_name(call.func) != context:
-            continue
-        if inner.line != outer.line + 1 or first.line != inner.line + 1:
-            return None
-        heads = [source.lines[one.line - 1] for one in (outer, inner)]
-        indents = [head[: len(head) - len(head.lstrip())] for head in heads]
-        whole = Span(outer.line, 1, inner.line, len(heads[1]) + 1)
-        text = f"{indents[0]}{heads[1].lstrip()}\n{indents[1]}{heads[0].lstrip()}"
-        return edited(source, [Edit(whole, text)], "enter_each_round")
-    return None
-
-
-def enter_once_more(updated_at: Frame, context: str) -> Change | None:
-    """``with <context>():`` entered again after the statement at ``updated_at``, which is in such a block itself.
-
-    The rest of the block is then in the second one. None where nothing follows.
-    """
-    updated = statement_at(updated_at)
-    block = None if updated is None else updated.source.parents[updated.node][0]
-    if updated is None or not isinstance(block, ast.With) or len(block.items) != 1 or updated.node is block.body[-1]:
-        return None
-    source, call, outer = updated.source, block.items[0].context_expr, updated.source.span(block)
-    head = source.lines[outer.line - 1]
-    if not isinstance(call, ast.Call) or leaf_name(call.func) != context or block.body[0].lineno == block.lineno:
-        return None
-    change = Change(source.span(updated.node).end_line + 1, "", head, "enter_once_more")
-    return checked(source, change)
 
 
 def is_item_of_loop(frame: Frame, name: str) -> bool:
