@@ -257,6 +257,14 @@ def faults_of(trial: Trial) -> list[Diagnosis]:
     return sorted(found, key=lambda one: (one.silent, one.severity != "error"))
 
 
+def findings_to_try(trial: Trial) -> list[Diagnosis]:
+    """The findings to fix; notes as well behind an error without a candidate, which one of them may have led to."""
+    faults = faults_of(trial)
+    if not faults or faults[0].severity != "error" or any(fix.lines for fix in faults[0].fixes):
+        return faults
+    return [*faults, *(one for one in trial.diagnoses if one not in faults)]
+
+
 def _progress(trial: Trial) -> tuple[bool, int, int]:
     return trial.recording.finished, len(trial.recording.losses), len(trial.recording.steps)
 

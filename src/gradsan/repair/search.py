@@ -16,7 +16,7 @@ from gradsan.model import Diagnosis, Fix, Message, Seen
 from gradsan.present._places import shown_path
 from gradsan.repair import libraries
 from gradsan.repair.finite import is_nonfinite
-from gradsan.repair.judging import Judge, Say, Tried, callers_value, faults_of
+from gradsan.repair.judging import Judge, Say, Tried, callers_value, faults_of, findings_to_try
 from gradsan.repair.libraries import untried
 from gradsan.repair.patch import Patch, PatchError, on_disk
 from gradsan.repair.ranking import measured, ranked_fixes, settled
@@ -185,7 +185,7 @@ def _find(
     past, seconds = len(current.recording.begun), max(_LEAST_SECONDS, current.seconds)
     is_once = any(fault.cause == "graph_built_once" for fault in faults_of(current))
     request = replace(request, past=past, enough_seconds=seconds if limits.steps else 0.0, hears_calls=is_once)
-    reference, healed = healed_run(runner, request, faults_of(current))
+    reference, healed = healed_run(runner, request, findings_to_try(current))
     judge = Judge(healed, is_replayable(current, healed), say, cwd)
     request = _as_far_as(healed, request)
     search = _Search(runner, request, limits, progress, judge, _side_by_side(current, healed), reference)
@@ -196,7 +196,7 @@ def _find(
     winners: tuple[Tried, ...] = ()
     for _ in range(limits.faults):
         first_fault = faults_of(current)[0]
-        fault = _to_try(search, faults_of(current), patch)
+        fault = _to_try(search, findings_to_try(current), patch)
         tried, rest = _try_all(search, fault, patch, current)
         ranked = ranked_fixes(measured(tried, partial(_measured, search)), was_refused=was_refused(fault))
         ranked[:1] = [_without_needless(search, one, patch, current) for one in ranked[:1]]
