@@ -311,7 +311,8 @@ class BuiltOnce:
 
     ``made`` are the frames of the operation that made it, outermost first, ``used`` that of the later round's backward.
     ``is_trained``: the later loss trains all that the value was computed from in another way, too. ``is_nobodys``:
-    nothing trains what it was computed from: a target network, a teacher.
+    nothing trains what it was computed from: a target network, a teacher. ``is_tensor``: the run shows that the name
+    holds the tensor itself.
     """
 
     name: str | Message
@@ -320,6 +321,7 @@ class BuiltOnce:
     used: Frame | None
     is_trained: bool = False
     is_nobodys: bool = False
+    is_tensor: bool = False
 
 
 def anew_or_cut(once: BuiltOnce) -> tuple[Fix, ...]:
@@ -379,8 +381,8 @@ def _cut_off(once: BuiltOnce) -> Lines:
         behind = None if once.used is None else source.detach_behind_loop(frame, once.used, once.name)
         if lines := source.changed_lines(frame.file, behind):
             return lines
-    bound_at = once.bound_at or _taken_out(once)
-    return () if bound_at is None else source.changed_lines(bound_at.file, source.detach_at(bound_at, once.name))
+    bound_at, shape = once.bound_at or _taken_out(once), "tensor" if once.is_tensor else None
+    return () if bound_at is None else source.changed_lines(bound_at.file, source.detach_at(bound_at, once.name, shape))
 
 
 def _taken_out(once: BuiltOnce) -> Frame | None:

@@ -252,14 +252,16 @@ def _once(case: _Case) -> Diagnosis:
     borrowed = detach_other_network(_borrowed(case.failure), None) if case.updated is not None else ()
     # Without an update, recomputing gives the same values: the losses of several tasks, one after another.
     kept = () if case.updated is not None else (_keep_graph(case),)
-    learning = tuple(bool(case.bridge.values.get(key)) for key in ("is_trained", "is_nobodys"))
-    first = anew_or_cut(BuiltOnce(case.name, case.bound_at, made, used, *learning))
+    learning = bool(case.bridge.values.get("is_trained")), bool(case.bridge.values.get("is_nobodys"))
+    is_tensor = "[" not in (case.bridge.name or "[")
+    first = anew_or_cut(BuiltOnce(case.name, case.bound_at, made, used, *learning, is_tensor))
     for other in case.failure.clues_of("further"):
         made = () if other.site is None else other.site.user_frames
         bound = source.bound_name(made) if made else None
         if bound is not None and bound[0] != case.name:
-            beside = anew_or_cut(BuiltOnce(other.name or bound[0], bound[1], made, used, *learning))
-            first = tuple(joined(one, beside) or _of_both(one, other.name or bound[0]) for one in first)
+            name = other.name or bound[0]
+            beside = anew_or_cut(BuiltOnce(name, bound[1], made, used, *learning, "[" not in (other.name or "[")))
+            first = tuple(joined(one, beside) or _of_both(one, name) for one in first)
     if case.freed_by.values.get("same_loss"):
         first = first[:1]  # a loss without a graph would train nothing
     if all(one.kind != "recompute_forward" for one in first):

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from typing import TypeAlias
 
 from gradsan.heuristics import is_activation
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
-from gradsan.source.identifiers import Binding, bindings_of, chain_key, constant_key, imported_as, leaf_name
+from gradsan.source.identifiers import (
+    Binding,
+    bindings_of,
+    chain_key,
+    constant_key,
+    imported_as,
+    leaf_name,
+    local_nodes,
+)
 from gradsan.source.locate import expression_at
 from gradsan.source.tree import SourceFile, read_source
 
@@ -176,11 +185,12 @@ def shape_in_source(source: SourceFile, binding: Binding) -> Shape | None:
     """
     if binding.replaces and isinstance(binding.statement, ast.Assign) and _is_joined(binding.value):
         return "tensor"
-    scope: ast.AST = source.function(binding.statement) or source.module
+    # A variable of a nested function is another one; an attribute is set in any method.
+    nodes: Iterable[ast.AST] = local_nodes(source.function(binding.statement) or source.module)
     if "." in binding.name:
-        scope = source.owner_class(binding.statement) or source.module
+        nodes = ast.walk(source.owner_class(binding.statement) or source.module)
     found: set[Shape] = set()
-    for node in ast.walk(scope):
+    for node in nodes:
         if not isinstance(node, ast.stmt):
             continue
         for other in bindings_of(node):
