@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any
 
@@ -79,13 +79,22 @@ def gather_inputs(context: Context) -> Iterator[Clue]:
         if not torch.is_tensor(one):
             continue
         before = reached is not None and one.grad_fn is not None and _older_in(one.grad_fn, reached)
-        yield Clue("input", name=naming.name_of(one, context.frame), values={"rebased": before})
+        few = reached is not None and _mostly_reached(inputs, reached)
+        yield Clue("input", name=naming.name_of(one, context.frame), values={"rebased": before, "others_reached": few})
         if before:
             storage = _torch.storage_identity(one)
             for write in reversed(logged_writes(context.core)):
                 if write.storage == storage:
                     yield Clue("rebased", symbolise(write.stack), op=write.op)
                     break
+
+
+def _mostly_reached(inputs: Sequence[Any], reached: set[Node]) -> bool:
+    """Whether the loss was computed from at least half of the inputs."""
+    leaves = {id(leaf) for leaf in walk.leaves_of(reached)}
+    tensors = [one for one in inputs if torch.is_tensor(one)]
+    found = [one for one in tensors if id(one) in leaves or (one.grad_fn is not None and one.grad_fn in reached)]
+    return bool(found) and 2 * len(found) >= len(tensors)
 
 
 def _older_in(node: Node, reached: set[Node]) -> bool:

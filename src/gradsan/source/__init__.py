@@ -137,6 +137,7 @@ _NAMES = {
         "undone_numbers"
     ),
     "rewrite.uncut": "Uncut cut_at_use detach_compared detach_given detach_held read_with_graph term_uncut",
+    "rewrite.unused": "kept_without_gradient",
     "rewrite.updates": "is_put_back stands_before_its_backward steps_again under_no_grad updated_in_place",
     "tree": "is_cell source_line source_lines",
 }

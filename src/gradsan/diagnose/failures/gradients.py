@@ -271,10 +271,22 @@ def graph_rules(failure: Failure) -> Diagnosis | None:
             *(() if before is None else _each_round(values)),
             *_itself(failure, values),
             *undone_cuts(cuts),
-            *(parts.fix(kind, meaning, values, lines=_lines(failure, kind, name)) for kind, meaning in fixes),
+            *(_fix(failure, kind, meaning, values, name) for kind, meaning in fixes),
         ),
         notes=() if rule.note is None else (Message(f"note.{rule.note}"),),
     )
+
+
+def _fix(
+    failure: Failure,
+    kind: str,
+    meaning: Literal["preserved", "changed"],
+    values: Mapping[str, object],
+    name: str | None,
+) -> Fix:
+    lines = _lines(failure, kind, name)
+    summary = "help.allow_unused_kept" if lines and kind == "allow_unused" else None
+    return parts.fix(kind, meaning, values, lines=lines, summary=summary)
 
 
 def _lines(failure: Failure, kind: str, name: str | None) -> Lines:
@@ -285,6 +297,10 @@ def _lines(failure: Failure, kind: str, name: str | None) -> Lines:
     asked = failure.site.user_frame
     if kind == "wanted_input" and name is not None and asked is not None:
         return source.changed_lines(asked.file, source.wanted_where_bound(asked, name))
+    if kind == "allow_unused":
+        given = failure.clue("input")
+        is_some = given is not None and bool(given.values.get("others_reached"))
+        return source.kept_without_gradient(asked) if is_some and asked is not None else ()
     if kind == "sum_differentiated":
         outputs = failure.clue("differentiated")
         is_sum = outputs is not None and outputs.values["is_summable"]
