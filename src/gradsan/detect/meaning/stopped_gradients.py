@@ -7,14 +7,17 @@ loss, sums of scalars, without another path, while the rest of the loss trains t
 straight-through estimate, ``z + (z.round() - z).detach()``, has no such operation in its graph. Without its ``detach``
 the gradients of ``z`` cancel exactly: reported at once, if ``q`` in ``z + (q - z)`` has no graph, is looked up in a
 table, or is flat, and nothing else is computed from the difference. Two networks' results may cancel on purpose.
+``exp(log_prob - old)`` cancels likewise, where both were computed in the same way from the same parameters, and the
+ratio is 1 in each of two rounds.
 
 Rows: ``parameter_behind_flat``. Roles: ``parameter`` (``name``; ``values``: ``shape``, ``dtype``, ``device``,
 ``parameters``, their number), ``flat`` (the operation; ``op``). And ``term_is_cut``, as in ``cut_terms.py``, with
-``how``: ``flat``. And ``gradient_cancels``, with the role ``sum`` (where ``z`` is added and subtracted).
+``how``: ``flat``. And ``gradient_cancels``, with the role ``sum`` (where ``z`` is added and subtracted), or ``ratio``.
 """
 
 from __future__ import annotations
 
+import collections
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -29,7 +32,8 @@ from gradsan import _torch
 from gradsan.detect.meaning.terms.cut_terms import ROW as TERM
 from gradsan.detect.meaning.terms.lost_terms import is_scalar, is_sum_or_multiple
 from gradsan.graph import naming, walk
-from gradsan.model import Clue
+from gradsan.model import Clue, Site
+from gradsan.originals.originals import Kept
 from gradsan.record.detector import Finder, Run
 from gradsan.record.ledger import site_that_made
 from gradsan.record.log import RawStack
@@ -38,7 +42,7 @@ from gradsan.record.steps import RawBackward, read_backward
 PARAMETER, CANCELS = "parameter_behind_flat", "gradient_cancels"
 _FLAT = re.compile(r"(Round|Floor|Ceil|Trunc|Sign|Bernoulli|Normal)Backward\d")
 _LOOKS_UP, _PRODUCT = re.compile("Embedding|Index|Gather|Take"), re.compile("(Mm|Bmm)Backward")
-_LEAVES, _TERMS = 4_096, 32
+_LEAVES, _TERMS, _ALIKE, _TIMES = 4_096, 32, 4_096, 2
 
 
 @dataclass(slots=True)
@@ -58,6 +62,7 @@ class StoppedGradients(Finder):
         super().__init__(run)
         self._fed = self._notes(dict[int, Any]())
         self._stopped = self._notes(list[_Stopped]())
+        self._ratios = self._notes(collections.Counter[Site]())
 
     @_torch.hushed()
     def before_round(self, entry: RawBackward, rounds: int) -> None:
@@ -140,6 +145,12 @@ class StoppedGradients(Finder):
             if site is not None and site.user_frame is not None and site not in self._described:
                 self._described.add(site)
                 self._report_at(CANCELS, entry.stack, Clue("sum", site))
+        for node in order:
+            site = site_that_made(self._core, node, entry.thread) if _is_ratio_to_itself(node) else None
+            if site is not None and site.user_frame is not None:
+                self._ratios[site] += 1
+                if self._ratios[site] == _TIMES:
+                    self._report_at(CANCELS, entry.stack, Clue("ratio", site))
 
     def _look_at_terms(self, entry: RawBackward, roots: Iterable[Node], fed: set[int]) -> None:
         for joined, term in _terms(roots):
@@ -187,6 +198,42 @@ def _cancelling(node: Node) -> Node | None:
         ):
             return inner
     return None
+
+
+def _is_ratio_to_itself(node: Node) -> bool:
+    """Whether a Node is ``exp(a - b)`` with all results 1, whose operands come from the same leaves in the same way."""
+    if node.name() != "ExpBackward0":
+        return False
+    inner = node.next_functions[0][0]
+    while inner is not None and inner.name() != "SubBackward0" and len(inner.next_functions) == 1:
+        inner = inner.next_functions[0][0]
+    if inner is None or inner.name() != "SubBackward0" or _torch.saved_number(inner, "alpha") != 1:
+        return False
+    parts = [child for child, _ in inner.next_functions]
+    if len(parts) != 2 or None in parts or not _are_alike(*parts):
+        return False
+    packed = next((_torch.packed_object(saved) for slot, saved in _torch.saved_slots(node) if slot == "result"), None)
+    result = packed.alias if isinstance(packed, Kept) else packed
+    return torch.is_tensor(result) and result.numel() > 0 and bool((result == 1).all())
+
+
+def _are_alike(one: Node | None, other: Node | None) -> bool:
+    """Whether two graphs have the same operations in the same places, and the same leaves."""
+    waiting, seen = [(one, other)], set[tuple[Any, Any]]()
+    while waiting:
+        pair = waiting.pop()
+        first, second = pair
+        if first is second or pair in seen:
+            continue
+        leaves = getattr(first, "variable", None), getattr(second, "variable", None)
+        if first is None or second is None or first.name() != second.name() or leaves[0] is not leaves[1]:
+            return False
+        seen.add(pair)
+        edges = first.next_functions, second.next_functions
+        if len(seen) > _ALIKE or len(edges[0]) != len(edges[1]):
+            return False
+        waiting += [(own, their) for (own, _), (their, _) in zip(*edges, strict=True)]
+    return True
 
 
 def _is_quantised(node: Node | None) -> bool:

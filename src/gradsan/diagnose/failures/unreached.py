@@ -271,24 +271,24 @@ def parameter_behind_flat(failure: Failure) -> Diagnosis:
 
 
 def gradient_cancels(failure: Failure) -> Diagnosis | None:
-    """GS421, a warning, for a sum in which a value is added and subtracted: its gradients cancel."""
-    summed = failure.clue("sum")
+    """GS421, a warning, for a sum that adds and subtracts a value, or ``exp(a - b)`` of a value with itself."""
+    summed = failure.clue("sum") or failure.clue("ratio")
     if summed is None:
         return None
+    kind = "ratio" if summed.role == "ratio" else "gradient"
     return parts.diagnosis(
         failure,
         "GS421",
         "parameter_not_reached",
         values={},
         severity="warning",
-        title="title.gradient_cancels",
-        explanation="explanation.gradient_cancels",
+        words=f"{kind}_cancels",
         labels=(
-            *parts.label_of(summed, "created", "label.gradient_cancels", {}),
+            *parts.label_of(summed, "created", f"label.{kind}_cancels", {}),
             *parts.used(failure, "label.gradient_cancelled", {}),
         ),
         tensor=None,
-        fixes=(parts.fix("detach_difference", "changed", {}),),
+        fixes=(parts.fix("detach_subtracted" if kind == "ratio" else "detach_difference", "changed", {}),),
     )
 
 
