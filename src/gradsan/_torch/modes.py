@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import CodeType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 is_tensor = torch.is_tensor
 
@@ -30,23 +34,26 @@ PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 """The classes without a ``__torch_function__`` of the program's."""
 
 
+_STATES = getattr(torch._C, "_TorchFunctionState", None)
+_set_state: Callable[[Any], None] | None = getattr(torch._C, "_set_torch_function_state", None)
+
+
 def hush() -> Any:
     """Disable every ``__torch_function__``, of modes and of subclasses; returns the argument for :func:`unhush`.
 
     Missing: None, and they see gradsan's reads.
     """
-    state = getattr(torch._C, "_TorchFunctionState", None)
-    if state is None or not hasattr(torch._C, "_set_torch_function_state"):
+    if _STATES is None or _set_state is None:
         return None
-    before = torch._C._get_torch_function_state()  # type: ignore[attr-defined]
-    torch._C._set_torch_function_state(state.ALL_DISABLED)
+    before = function_state()
+    _set_state(_STATES.ALL_DISABLED)
     return before
 
 
 def unhush(before: Any) -> None:
     """End what :func:`hush` began."""
-    if before is not None:
-        torch._C._set_torch_function_state(before)  # type: ignore[attr-defined]
+    if before is not None and _set_state is not None:
+        _set_state(before)
 
 
 def modes_now() -> tuple[Any, bool]:
@@ -64,23 +71,37 @@ def put_modes_back(state: Any, records: bool) -> None:
 function_state: Callable[[], Any] = getattr(torch._C, "_get_torch_function_state", lambda: None)
 
 
-@contextlib.contextmanager
-def hushed() -> Iterator[None]:
-    """A block without ``__torch_function__``, without dispatch modes and without jit.trace.
+class hushed:  # noqa: N801
+    """A block, or a function, without ``__torch_function__``, without dispatch modes and without jit.trace.
 
-    Missing: they see what gradsan reads and computes.
+    Missing: they see what gradsan reads and computes. A generator would take twice as long, at each event of a run.
     """
-    before = hush()
-    trace = _trace() if is_tracing() else None
-    if trace is not None:
-        _set_trace(None)
-    try:
-        with without_dispatch_modes():
-            yield
-    finally:
-        if trace is not None:
-            _set_trace(trace)
-        unhush(before)
+
+    __slots__ = ("_before", "_modes", "_traced")
+
+    def __enter__(self) -> None:
+        self._before = hush()
+        self._traced = _trace() if is_tracing() else None
+        if self._traced is not None:
+            _set_trace(None)
+        self._modes = without_dispatch_modes() if _modes_entered() else None
+        if self._modes is not None:
+            self._modes.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        if self._modes is not None:
+            self._modes.__exit__(*raised)
+        if self._traced is not None:
+            _set_trace(self._traced)
+        unhush(self._before)
+
+    def __call__(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
+        @functools.wraps(function)
+        def inner(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            with hushed():
+                return function(*args, **kwargs)
+
+        return inner
 
 
 def without_dispatch_modes() -> contextlib.AbstractContextManager[Any]:

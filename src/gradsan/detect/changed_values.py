@@ -80,7 +80,7 @@ class ChangedValues(Detector):
         uncounted, deep = run.get(Uncounted), run.get(Deep)
         self.meant, self._keeps = Meant(deep), deep.live.may_lie_in
         self._listeners, self._pending = run.listeners, list[_Pending]()
-        self._uncounted, self._snapshots, self._bypasses = uncounted, uncounted.snapshots, uncounted.bypasses
+        self._uncounted, self._bypasses = uncounted, uncounted.bypasses
         self._again, self._awaited = dict[Any, int](), 0
         self._core, self._steps, self._findings = run.core, run.steps, run.get(KnownConflicts)
         self._recent, self.looks_always = RecentWrites(run.core), False
@@ -168,7 +168,7 @@ class ChangedValues(Detector):
         if (maker := by_number.get(read.maker)) is not None:
             clocks = [raw.clock for raw in logged]
             with _torch.hushed():
-                changed = self._snapshots.changed(read.alias, touching[0][0].clock - 1, clocks)
+                changed = self._uncounted.snapshots.changed(read.alias, touching[0][0].clock - 1, clocks)
             parts = [part(read.alias, info.region, write.op, write.region, changed) for write in written]
             found = replace(conflict(), if_meant=self._if_meant(backward, read, maker))
             self._pending.append(_Pending(backward.clock, key, found, Arrival(maker, parts, self._listeners.guard)))
@@ -253,7 +253,7 @@ class ChangedValues(Detector):
     ) -> Literal["same", "near", "different"] | None:
         """Compare a value with that before the write at ``clock``: ``clamp_`` may have had nothing to clamp."""
         with _torch.hushed():
-            return self._snapshots.compared(alias, clock - 1, [raw.clock for raw in logged], is_counted=True)
+            return self._uncounted.snapshots.compared(alias, clock - 1, [raw.clock for raw in logged], is_counted=True)
 
     def _conflict(
         self,

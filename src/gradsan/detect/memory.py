@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.optim.optimizer import Optimizer
 
 from gradsan import _torch
-from gradsan.detect.exports import Exports, Snapshots
+from gradsan.detect.exports import Exports
 from gradsan.graph import conflicts
 from gradsan.model import Site, TensorInfo, Write
 from gradsan.overlap import overlap
@@ -23,6 +23,9 @@ from gradsan.record.detector import Detector, Run, Sweep
 from gradsan.record.log import RawStack, RawWrite, logged_writes
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import symbolise
+
+if TYPE_CHECKING:
+    from gradsan.detect.snapshots import Snapshots
 
 _WRITES_OF_A_STORAGE = 64
 _GIVES_MEMORY = "set_"
@@ -54,20 +57,17 @@ class Uncounted(Detector):
 
     def __init__(self, run: Run) -> None:
         self._core, self._guard = run.core, run.guard
-        self._copying: set[str] = set()
+        self._copying, self._sweep = set[str](), Sweep()
         self.copied_since: int | None = None
         """The clock from which memory is copied before each write; None while it is not."""
         self.on_bypass: Callable[[], None] = lambda: None
         """Called for the first bypass of each storage."""
-        self.snapshots = Snapshots(run.core)
+        self.kept_snapshots: Snapshots | None = None
         self.bypasses: dict[int, list[Bypass]] = {}
         self.replaced: dict[int, Replaced] = {}
-        self._alive: dict[int, Any] = {}
-        self._writes: dict[int, list[RawWrite]] = {}
-        self._evaluated: set[int] = set()
-        self._read_up_to = 0
+        self._alive, self._writes = dict[int, Any](), dict[int, list[RawWrite]]()
+        self._evaluated, self._read_up_to = set[int](), 0
         self.youngest = 0  # a Node numbered from here on is younger than all writes and replacements so far
-        self._sweep = Sweep()
         self.on_replaced: Callable[[Any, Any, Any, Any], None] = lambda tensor, given, before, stack: None
         """Called with a tensor that gets other memory, the value given, what it had before, and the stack."""
         self.on_given_again: Callable[[Any, Any, Any], None] = lambda tensor, given, stack: None
@@ -86,8 +86,7 @@ class Uncounted(Detector):
         if known is None:
             self.prune()
             self._alive[key] = _torch.weak_storage(storage)
-            # Other threads may read it at once.
-            self.bypasses[key] = [Bypass(kind, self._core.tick(), stack)]
+            self.bypasses[key] = [Bypass(kind, self._core.tick(), stack)]  # other threads may read it at once
             self.on_bypass()
         elif all(bypass.kind != kind for bypass in known):
             known.append(Bypass(kind, self._core.tick(), stack))
@@ -103,11 +102,12 @@ class Uncounted(Detector):
         self._core.before_write = self._before_write if self._copying else None
 
     def _before_write(self, target: Any) -> None:
-        self._guard.run_hushed(functools.partial(self.snapshots.before_write, target))
+        self._guard.run_hushed(lambda: self.snapshots.before_write(target))
 
     def prune(self) -> None:
         """Forget dead storages and tensors."""
-        self.snapshots.forget_dead()
+        if self.kept_snapshots is not None:
+            self.kept_snapshots.forget_dead()
         if not self._sweep.is_due(len(self._alive) + len(self.replaced)):
             return
         for key in [key for key, weak in self._alive.items() if weak.expired()]:
@@ -139,6 +139,15 @@ class Uncounted(Detector):
             if torch.is_tensor(tensor):
                 self.open(tensor, bypass, stack)
                 self._core.log_write(tensor, op, kind, None, stack)
+
+    @property
+    def snapshots(self) -> Snapshots:
+        """Copies of small memory that may be written past the counter."""
+        if self.kept_snapshots is None:
+            from gradsan.detect.snapshots import Snapshots
+
+            self.kept_snapshots = Snapshots(self._core)
+        return self.kept_snapshots
 
     def replacement_of(self, tensor: torch.Tensor | None) -> Replaced | None:
         """Return the last replacement of a tensor's memory; None where there was none."""

@@ -64,7 +64,8 @@ class Prescan(Detector):
         self._findings.forget()
         self._pending.clear()
         self._harmless.clear()
-        self._uncounted.snapshots.forget()
+        # Between two stretches of watching nothing is logged.
+        self._uncounted.kept_snapshots = None
 
     def _begin(self) -> None:
         """Look through graphs from now on: something can be written past the version counter."""
@@ -109,6 +110,7 @@ class Prescan(Detector):
             return
         uncounted.prune()
         self._exports.forget_dead()
+        self._exports.forget_few()
         if not uncounted.writes() and not uncounted.replaced and not self._exports.any:
             return
         with _torch.hushed():
@@ -149,9 +151,13 @@ class Prescan(Detector):
     ) -> None:
         if not _torch.is_read_by_backward(node, slot):
             return
-        storage = _torch.storage_or_none(tensor)
-        made = call_that_made(self._core, number, backward.thread)
+        storage, thread = _torch.storage_or_none(tensor), backward.thread
         replaced = self._uncounted.replacement_of(tensor)
+        is_bypassed = replaced is not None or storage in self._uncounted.bypasses
+        # Most are not; what follows costs ten times as much.
+        if not is_bypassed and self._exports.is_as_saved(storage, number, thread, slot, tensor):
+            return
+        made = call_that_made(self._core, number, thread)
         writes: tuple[Write, ...] = ()
         bypass_kind, bypass_stack = "data_attribute", None
         if replaced is not None and _younger(replaced, number, made):

@@ -138,6 +138,12 @@ def backward_calls(log: Log) -> Iterator[RawBackwardCall]:
     return map(RawBackwardCall._make, log.backward_log)
 
 
+def latest_backward(log: Log) -> RawBackwardCall | None:
+    """The last logged call into the engine."""
+    calls = log.backward_log
+    return RawBackwardCall._make(calls[-1]) if calls else None
+
+
 class Core(Log, Protocol):
     """A log while it is written, with the callbacks and wrappers that feed it; see :mod:`gradsan.record._core_pure`."""
 

@@ -22,7 +22,7 @@ from gradsan.detect.meaning.changed_again import FACTORS, FADES, ROW, SCALES, SH
 from gradsan.detect.one_tensor.second_names import at_line
 from gradsan.model import Clue, Failure
 from gradsan.record.detector import Run
-from gradsan.record.log import RawStack, RawWrite, backward_calls, logged_writes
+from gradsan.record.log import RawStack, RawWrite, latest_backward, logged_writes
 from gradsan.record.stacks import is_of_program, is_user_file, symbolise
 
 _PARTS, _ELEMENTS, _DISTINCT = 32, 2**14, 8
@@ -52,9 +52,11 @@ class ChangedArrays:
 
     def lent(self, array: Any, tensor: torch.Tensor, stack: RawStack) -> None:
         """Note an array that was passed to torch, which has made ``tensor`` of it."""
-        root, place = root_and_place(array)
-        is_small = root is not None and torch.is_floating_point(tensor) and _DISTINCT <= tensor.numel() <= _ELEMENTS
+        is_small = torch.is_floating_point(tensor) and _DISTINCT <= tensor.numel() <= _ELEMENTS
         if self._described or not is_small or stack in self._refuted or not is_of_program(stack):
+            return
+        root, place = root_and_place(array)
+        if root is None:
             return
         before = self._parts.get(place)
         if before is None or before.root() is not root or before.stack != stack:
@@ -63,13 +65,12 @@ class ChangedArrays:
             if len(self._parts) >= _PARTS:
                 return
             before = None
-        with torch.no_grad():
-            numbers = tensor.detach().reshape(-1).to(torch.float64, copy=True)
         core, times = self._core, 0
-        latest = next(reversed(list(backward_calls(core))), None)
+        latest = latest_backward(core)
+        if before is not None and (latest is None or latest.clock <= before.clock):
+            return
+        numbers = tensor.detach().reshape(-1).to(torch.float64, copy=True)
         if before is not None:
-            if latest is None or latest.clock <= before.clock:
-                return
             if not self._is_scaled_again(stack, _factor(before.numbers, numbers)):
                 self._refuted.add(stack)
                 return

@@ -29,6 +29,8 @@ from gradsan.record.steps import RawBackward
 
 ROW = "arrays_are_one"
 _PARTS, _ELEMENTS, _KEPT, _SEARCHES = 32, 2**14, 8, 8
+_CALLS = 1_024
+"""The calls of one line that are compared: a loop that goes on for hours pays nothing."""
 
 
 class _Lent(NamedTuple):
@@ -47,14 +49,18 @@ class ArraysInLists:
         self._listeners, self._found = run.listeners, run.report
         self._parts: dict[tuple[RawStack, tuple[int, ...]], _Lent] = {}
         self._described: set[RawStack] = set()
+        self._calls = collections.Counter[RawStack]()
         self._searches = 0
         self._due: list[Failure] = []
 
     def lent(self, array: Any, tensor: torch.Tensor, stack: RawStack) -> None:
         """Note an array that was passed to torch, which has made ``tensor`` of it."""
+        if stack in self._described or not 0 < tensor.numel() <= _ELEMENTS or self._calls[stack] >= _CALLS:
+            return
+        self._calls[stack] += 1
         root, place = root_and_place(array)
         key = (stack, place)
-        if root is None or not 0 < tensor.numel() <= _ELEMENTS or stack in self._described or not is_of_program(stack):
+        if root is None or not is_of_program(stack):
             return
         # ``as_tensor`` copies where there is something to convert: float64 to float32.
         if _torch.memory_of(tensor)[0] != place[1]:
@@ -64,8 +70,7 @@ class ArraysInLists:
             self._parts = {key: one for key, one in self._parts.items() if one.root() is not None}
             if len(self._parts) >= _PARTS:
                 return
-        with torch.no_grad():
-            numbers = tensor.detach().clone()
+        numbers = tensor.detach().clone()
         tensors, is_changed = [], False
         if before is not None and before.root() is root and before.numbers.dtype is numbers.dtype:
             tensors = [one for one in before.tensors if one() is not None][-_KEPT:]
