@@ -30,12 +30,14 @@ from gradsan.record.patches import Patches, standing
 BYTES_KEPT = 256 * 2**20
 BYTES_OF_A_NOTE = 16 * 2**20
 _FEW, _HOLDERS = 8, 3
+_GIVES_ARRAY = ("numpy", "__array__")
 
 
 class Export(NamedTuple):
     """An export of memory: its site, clock, and the bytes at that moment (None: too large, or nothing to compare).
 
-    ``array`` refers weakly to the NumPy array whose memory torch was given.
+    ``arrays`` refers weakly to the NumPy arrays over it: the one that torch was given (``is_given``), or those that
+    the program got; None where there may be other holders.
     """
 
     op: str
@@ -43,7 +45,15 @@ class Export(NamedTuple):
     stack: RawStack
     weak: Any
     snapshot: Any
-    array: weakref.ref[Any] | None = None
+    arrays: tuple[weakref.ref[Any], ...] | None = None
+    is_given: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody is left who could write it from outside: a batch made of a temporary array is the tensor's."""
+        if self.arrays is None or self.weak.expired():
+            return bool(self.weak.expired())
+        return all(_is_alone(one) if self.is_given else one() is None for one in self.arrays)
 
 
 class Exports(Detector):
@@ -63,6 +73,8 @@ class Exports(Detector):
         """Called with foreign memory that torch was given, the tensor made of it, and the stack."""
         self._exports: dict[int, Export] = {}
         self._saved: OrderedDict[tuple[int, int, str], tuple[int, Any]] = OrderedDict()
+        self._copied = set[int]()
+        """The storages of which there are such copies."""
         self._bytes, self._sweep = 0, Sweep()
 
     @property
@@ -73,7 +85,7 @@ class Exports(Detector):
     def hand_out(self, tensor: torch.Tensor, op: str, stack: RawStack, fresh: bool = False, array: Any = None) -> None:
         """Note that ``tensor``'s memory is accessible to others; ``fresh``: nothing can have saved it before.
 
-        ``array`` is the NumPy array that the memory is of.
+        ``array`` is the NumPy array that torch was given.
 
         Memory of a device is not copied and compared: reading the result would synchronise.
         """
@@ -81,7 +93,10 @@ class Exports(Detector):
             return
         storage = tensor.untyped_storage()
         key = int(storage._cdata)
-        if key in self._exports and not self._exports[key].weak.expired():
+        known = self._exports.get(key)
+        if known is not None and not known.weak.expired():
+            if op not in _GIVES_ARRAY or array is not None:
+                self._exports[key] = known._replace(arrays=None)
             return
         self.forget_dead()
         snapshot, size = None, int(storage.nbytes())
@@ -91,8 +106,8 @@ class Exports(Detector):
         core = self._core
         weak = _torch.weak_storage(storage)
         is_first = not self._exports
-        held = weakref.ref(array) if array is not None else None
-        self._exports[key] = Export(op, core.tick(), stack, weak, snapshot, held)
+        arrays = (weakref.ref(array),) if array is not None else () if op in _GIVES_ARRAY else None
+        self._exports[key] = Export(op, core.tick(), stack, weak, snapshot, arrays, array is not None)
         if is_first:
             self.on_export()
             self._listeners.call_after_nodes(self.after_nodes)
@@ -125,6 +140,7 @@ class Exports(Detector):
                 size = tensor.numel() * tensor.element_size()
                 if self._fits(size):
                     self._saved[thread, number, slot] = (storage, bytes_of(tensor))
+                    self._copied.add(storage)
                     self._bytes += size
 
     def changed(
@@ -208,6 +224,12 @@ class Exports(Detector):
                 guard(lambda: self.hand_out(args[0], name, stack))
                 guard(lambda: self.on_taken(args[0]))
 
+        def got(_: Any, args: tuple[Any, ...], __: dict[str, Any], result: Any) -> None:
+            export = self._exports.get(_torch.storage_or_none(args[0])) if args else None
+            if export is not None and export.arrays is not None and type(result).__module__ == "numpy":
+                arrays = (*(one for one in export.arrays if one() is not None), weakref.ref(result))
+                self._exports[_torch.storage_or_none(args[0])] = export._replace(arrays=arrays)
+
         def after(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
             is_shared = bool(args) and not torch.is_tensor(args[0]) and _shares(args[0])
             if is_shared or (args and name == "frombuffer"):
@@ -219,7 +241,8 @@ class Exports(Detector):
                 if array is None or array.__array_interface__["data"][0] == _torch.memory_of(result)[0]:
                     guard(lambda: self.hand_out(result, name, stack, fresh=True, array=array))
 
-        listener = core.listener(original, before, None) if given else core.listener(original, None, after)
+        later = got if name in _GIVES_ARRAY else None
+        listener = core.listener(original, before, later) if given else core.listener(original, None, after)
         patches.set(owner, name, listener)
 
     def _fits(self, size: int) -> bool:
@@ -231,16 +254,20 @@ class Exports(Detector):
             return False
         return True
 
-    def forget_few(self) -> None:
-        """Where only a few are exported, forget those that died, and those whose array nobody but the tensor holds.
+    def forget_few(self, are_compared: bool = False) -> None:
+        """Where only a few are exported, forget those that died, and those that nobody can write any more.
 
-        So are batches that were made of temporary arrays: nothing is left that could write them.
+        Unless a saved value is still to be compared; ``are_compared`` says that all were.
         """
-        if len(self._exports) <= _FEW:
-            for key in [key for key, one in self._exports.items() if one.weak.expired() or _is_alone(one.array)]:
+        if len(self._exports) > _FEW:
+            return
+        for key, one in list(self._exports.items()):
+            is_compared = are_compared or (one.snapshot is None and key not in self._copied)
+            if is_compared and one.is_over:
                 self._drop(key)
 
     def _drop(self, key: int) -> None:
+        self._copied.discard(key)
         snapshot = self._exports.pop(key).snapshot
         self._bytes -= 0 if snapshot is None else snapshot.nbytes()
         if not self._exports:
