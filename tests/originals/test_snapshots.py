@@ -14,7 +14,7 @@ import torch
 import gradsan
 from cases import each
 from gradsan import _torch
-from gradsan.detect import exports
+from gradsan.detect import snapshots
 from gradsan.record.recorder import recorder
 
 
@@ -200,7 +200,7 @@ def test_nor_one_from_before_a_counted_change() -> None:
 
 def test_large_memory_is_not_copied() -> None:
     with gradsan.watch() as watched:
-        t = torch.ones(exports.BYTES_OF_A_COPY // 4 + 1, requires_grad=True) * 1
+        t = torch.ones(snapshots.BYTES_OF_A_COPY // 4 + 1, requires_grad=True) * 1
         loss = t.pow(2).sum()
         t.data.mul_(1)
         loss.backward()
@@ -248,17 +248,17 @@ def test_undone_where_autograd_knows_of_the_change_is_a_change() -> None:
 
 
 def test_nothing_is_copied_where_nothing_is_saved() -> None:
-    kept = recorder().watching.uncounted.snapshots
+    uncounted = recorder().watching.uncounted
     with gradsan.watch():
         w = torch.ones(100, requires_grad=True)
         w.data.normal_()
-        assert kept._copies == {}
+        assert uncounted.snapshots._copies == {}
         w.pow(2).sum().backward()
         w.data -= 0.1 * w.grad.data
-        assert kept._copies == {}
+        assert uncounted.snapshots._copies == {}
         loss = w.pow(2).sum()
         w.data.mul_(1)
-        assert len(kept._copies) == 1
+        assert len(uncounted.snapshots._copies) == 1
         loss.backward()
 
 
@@ -300,7 +300,7 @@ def test_a_view_that_pytorch_refuses_to_write_stays_refused(use: Callable[[torch
 
 
 def test_copies_are_let_go_with_their_storage() -> None:
-    kept = recorder().watching.uncounted.snapshots
+    uncounted = recorder().watching.uncounted
     with gradsan.watch():
         for _ in range(3):
             t = torch.ones(100, requires_grad=True) * 1
@@ -308,12 +308,12 @@ def test_copies_are_let_go_with_their_storage() -> None:
         del t
         gc.collect()
         kept.forget_dead()
-        assert kept._copies == {}
-        assert kept._bytes == 0
+        assert uncounted.snapshots._copies == {}
+        assert uncounted.snapshots._bytes == 0
 
 
 def test_no_more_is_kept_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exports, "SNAPSHOT_BYTES", 1_000)
+    monkeypatch.setattr(snapshots, "SNAPSHOT_BYTES", 1_000)
     with gradsan.watch() as watched:
         held = [torch.ones(100, requires_grad=True) * 1 for _ in range(4)]
         losses = [t.pow(2).sum() for t in held]

@@ -3,9 +3,7 @@
 The holder of a NumPy array, a DLPack capsule or a pointer writes without a trace. While a storage is exported, the
 values that new Nodes save in it are copied; where it is exported after a save, the storage is copied at that time.
 
-A copy of the bytes at one moment is the value at another if nothing was logged in between. Only memory of
-ordinary tensors on the CPU up to ``BYTES_OF_A_COPY`` is copied, where the program or a library exports it and something
-may have been saved since the last backward; otherwise a write counts as a change.
+Memory of which only temporary arrays were made is exported no longer when they are gone: nobody can write it.
 """
 
 from __future__ import annotations
@@ -75,6 +73,7 @@ class Exports(Detector):
         self._saved: OrderedDict[tuple[int, int, str], tuple[int, Any]] = OrderedDict()
         self._copied = set[int]()
         """The storages of which there are such copies."""
+        self._over: list[tuple[int, Export]] = []
         self._bytes, self._sweep = 0, Sweep()
 
     @property
@@ -254,17 +253,20 @@ class Exports(Detector):
             return False
         return True
 
-    def forget_few(self, are_compared: bool = False) -> None:
-        """Where only a few are exported, forget those that died, and those that nobody can write any more.
+    def forget_few(self) -> None:
+        """Where only a few are exported, forget those that nobody can write any more and no saved value is in."""
+        if len(self._exports) <= _FEW:
+            for key, one in list(self._exports.items()):
+                if one.snapshot is None and key not in self._copied and one.is_over:
+                    self._drop(key)
 
-        Unless a saved value is still to be compared; ``are_compared`` says that all were.
-        """
-        if len(self._exports) > _FEW:
-            return
-        for key, one in list(self._exports.items()):
-            is_compared = are_compared or (one.snapshot is None and key not in self._copied)
-            if is_compared and one.is_over:
+    def end_round(self) -> None:
+        """Forget those that nobody could write any more at the last call, at a backward, which has compared them."""
+        for key, one in self._over:
+            if self._exports.get(key) is one:
                 self._drop(key)
+        few = self._exports.items() if len(self._exports) <= _FEW else ()
+        self._over = [(key, one) for key, one in few if one.is_over]
 
     def _drop(self, key: int) -> None:
         self._copied.discard(key)

@@ -110,11 +110,11 @@ class Prescan(Detector):
             return
         uncounted.prune()
         self._exports.forget_dead()
+        self._exports.end_round()
         if not uncounted.writes() and not uncounted.replaced and not self._exports.any:
             return
         with _torch.hushed():
             self._look_through(entry, args)
-        self._exports.forget_few(are_compared=True)
 
     def is_changed_outside(self, node: Node, slot: str, tensor: torch.Tensor, thread: int) -> bool:
         """Whether exported memory has other bytes than a Node of ``thread`` saved."""

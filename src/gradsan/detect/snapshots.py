@@ -1,6 +1,8 @@
 """Snapshots: copies of small memory that may be written past the version counter, to be compared with it later.
 
-A copy of the bytes at one moment is the value at another if nothing was logged in between.
+A copy of the bytes at one moment is the value at another if nothing was logged in between. Only memory of ordinary
+tensors on the CPU up to ``BYTES_OF_A_COPY`` is copied, where the program reads its ``.data`` or writes it unrecorded,
+and something may have been saved since the last backward; otherwise a write counts as a change.
 """
 
 from __future__ import annotations
