@@ -307,7 +307,7 @@ def test_copies_are_let_go_with_their_storage() -> None:
             assert t.data.sum() == 100
         del t
         gc.collect()
-        kept.forget_dead()
+        uncounted.snapshots.forget_dead()
         assert uncounted.snapshots._copies == {}
         assert uncounted.snapshots._bytes == 0
 
