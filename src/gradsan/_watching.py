@@ -332,9 +332,11 @@ class Watching:
     def _on_differentiable(self, entry: Any, inputs: Any, result: Any) -> None:
         self._recorder.guard.run(partial(self._recorder.steps.made_by_engine.note, entry, result))
         self._recorder.guard.run(partial(self.run.get(LostUpdates).differentiable, as_backward(entry), inputs, result))
+        self._recorder.guard.run_hushed(partial(self.run.get(Unowned).asked, inputs))
 
     def _on_gradients(self, entry: Any, inputs: Any, result: Any) -> None:
         self._recorder.guard.run(partial(self.run.get(ConstantTerms).gradients, as_backward(entry), inputs, result))
+        self._recorder.guard.run_hushed(partial(self.run.get(Unowned).asked, inputs))
 
     def _on_quiet(self, end: int) -> None:
         self._recorder.guard.run(partial(self.run.get(UnusedGraphs).look, end))

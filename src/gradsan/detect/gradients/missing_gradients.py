@@ -140,6 +140,8 @@ class MissingGradients(Detector):
         from gradsan.detect.bypassed import bypassed
 
         past_graph = {} if is_frozen else bypassed(self._core, missing)
+        # What stands under a condition may never have run.
+        past_graph = {key: one for key, one in past_graph.items() if not _is_conditional(symbolise(one.stack))}
         for parameter, read in [(one, past_graph[id(one)]) for one in missing if id(one) in past_graph]:
             values = {**_torch.facts_of(parameter), **counts}
             shown = Clue("parameter", name=naming.name_of(parameter, frame), values=values)
@@ -331,3 +333,8 @@ def _names(tensors: list[torch.Tensor], frame: FrameType) -> dict[int, str]:
         if known is None or (known.origin != "module" and one.origin == "module"):
             found[id(one.tensor)] = one
     return {key: one.path for key, one in found.items()}
+
+
+def _is_conditional(site: Site) -> bool:
+    frame = site.shown_frame
+    return frame is None or source.is_conditional(frame)

@@ -37,6 +37,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.autograd.graph import Node
 from torch.optim.optimizer import Optimizer
 
@@ -118,6 +119,12 @@ class Unowned(Finder):
     def _dismiss(self, leaf: Any) -> None:
         self._dismissed[id(leaf)] = _torch.weak_tensor(leaf)
         self._candidates[:] = [one for one in self._candidates if one.leaf() is not leaf]
+
+    def asked(self, inputs: Any) -> None:
+        """Note what ``autograd.grad`` was asked for: the program uses the gradients of these leaves itself."""
+        for one in inputs or ():
+            if torch.is_tensor(one) and _torch.is_trainable_leaf(one):
+                self._dismiss(one)
 
     def _live_candidates(self) -> set[int]:
         return {id(leaf) for one in self._candidates if (leaf := one.leaf()) is not None}
