@@ -302,6 +302,7 @@ class MissingGradients(Detector):
             clues.append(Clue("replaced", made, name=instead.path))
             if (late := self._making.late(instead.tensor)) is not None:
                 clues.append(Clue("registered", symbolise(late.stack), name=instead.path))
+        clues += [Clue("replaced", name=instead.path) for _, instead in replaced[_SHOWN:]]
         failure = Failure("leaf_lost", "", "", site, tuple(clues), raised=False)
         if any(instead.tensor.is_leaf for _, instead in replaced):
             self._found(failure)

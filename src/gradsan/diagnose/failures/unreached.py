@@ -7,14 +7,14 @@ outside of its graph.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts, statements
 from gradsan.diagnose.failures.loss_without_graph import undone_cuts
-from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Label, Lines, Message, NamedTensor, Site
+from gradsan.diagnose.failures.replaced import given_to_optimizer
+from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Label, Message, NamedTensor, Site
 
 _ATTRIBUTES_SHOWN = 4
 
@@ -38,7 +38,7 @@ def leaf_lost(failure: Failure) -> Diagnosis:
         tensor=_tensor(parameter),
         fixes=(parts.fix("update_in_place", "changed", values),)
         if was_computed
-        else (parts.fix("give_to_optimizer", "changed", values, lines=_given(failure, replaced)),),
+        else (parts.fix("give_to_optimizer", "changed", values, lines=given_to_optimizer(failure)),),
         notes=(Message("note.who_holds", values),),
     )
 
@@ -202,29 +202,6 @@ def _where_lost(failure: Failure, replaced: Clue | None, values: Mapping[str, ob
 def _used(parameter: Clue | None) -> str:
     is_later = parameter is not None and "later" in parameter.values
     return "label.not_reached_later" if is_later else "label.not_reached_step"
-
-
-def _given(failure: Failure, replaced: Clue | None) -> Lines:
-    """The new parameters added to the optimizer, right after the one statement that set them on the model."""
-    frame = failure.site.user_frame
-    if frame is None or replaced is None or not replaced.name:
-        return ()
-    holder = source.method_receiver(frame)
-    bound = source.assignments(frame, replaced.name)
-    places = [(part, place) for part, place in bound if part == bound[0][0]]
-    if holder is None or len(places) != 1:
-        return ()
-    part, place = places[0]
-    # What every round makes anew would be added in every round.
-    if source.in_one_loop(place, frame) and not source.is_conditional(place):
-        return ()
-    # A parameter that was bound itself is passed as it is; its owner is a module, unless it is a list or a dict.
-    bound_name, name = (re.sub(r"\W+", ".", one).strip(".") for one in (part, replaced.name))
-    if replaced.name[len(part) :].startswith("["):
-        return ()
-    given = f"[{part}]" if bound_name == name else f"{part}.parameters()"
-    change = source.added_to_optimizer(place, frame, holder, given)
-    return source.changed_lines(place.file, change)
 
 
 def _read_past_graph(failure: Failure, read: Clue, values: dict[str, object], tensor: NamedTensor | None) -> Diagnosis:

@@ -1,0 +1,48 @@
+"""Parameters that replaced those of an optimizer, given to it."""
+
+from __future__ import annotations
+
+import re
+
+from gradsan import source
+from gradsan.model import Failure, Frame, Lines
+
+
+def given_to_optimizer(failure: Failure) -> Lines:
+    """All new parameters added to the optimizer, right after the last of the statements that set them on the model."""
+    frame, lost = failure.site.user_frame, failure.clues_of("replaced")
+    holder = None if frame is None else source.method_receiver(frame)
+    found = [None if frame is None or not one.name else _set_at(frame, one.name) for one in lost]
+    known = [one for one in found if one is not None]
+    if frame is None or holder is None or not known or len(known) < len(found):
+        return ()
+    given = list(dict.fromkeys(one for one, _ in known))
+    place = max((one for _, one in known), key=lambda one: one.line)
+    if any(one.file != place.file or not source.in_same_loops(one, place) for _, one in known):
+        return ()
+    if any(one != place and source.is_conditional(one) for _, one in known):
+        return ()
+    joined = given[0] if len(given) == 1 else f"[{', '.join(_spread(one) for one in given)}]"
+    change = source.added_to_optimizer(place, frame, holder, joined)
+    return source.changed_lines(place.file, change)
+
+
+def _spread(given: str) -> str:
+    return given[1:-1] if given.startswith("[") else f"*{given}"
+
+
+def _set_at(frame: Frame, path: str) -> tuple[str, Frame] | None:
+    """What holds the new parameter ``path``, as it is given to an optimizer, and the one statement that sets it."""
+    bound = source.assignments(frame, path)
+    places = [(part, place) for part, place in bound if part == bound[0][0]]
+    if len(places) != 1:
+        return None
+    part, place = places[0]
+    # What every round makes anew would be added in every round.
+    if source.in_one_loop(place, frame) and not source.is_conditional(place):
+        return None
+    # A parameter that was bound itself is passed as it is; its owner is a module, unless it is a list or a dict.
+    bound_name, name = (re.sub(r"\W+", ".", one).strip(".") for one in (part, path))
+    if path[len(part) :].startswith("["):
+        return None
+    return f"[{part}]" if bound_name == name else f"{part}.parameters()", place
