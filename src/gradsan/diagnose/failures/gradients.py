@@ -286,6 +286,7 @@ def _fix(
 ) -> Fix:
     lines = _lines(failure, kind, name)
     summary = "help.allow_unused_kept" if lines and kind == "allow_unused" else None
+    summary = "help.hook_where_grad" if failure.row == "hook_refused" else summary
     return parts.fix(kind, meaning, values, lines=lines, summary=summary)
 
 
@@ -352,6 +353,8 @@ def _explanation(failure: Failure, rule: Rule, *, is_before: bool) -> str:
     ending = ""
     if failure.row == "output_not_scalar":
         ending = "_complex" if "dtype" in failure.values else "_mismatch" if "got" in failure.values else ""
+    elif failure.row == "hook_refused":
+        ending = "_refused"
     elif failure.row == "derivative_missing" and "argument" not in failure.values:
         ending = "_plain"
     elif failure.row == "unused_in_graph":

@@ -49,6 +49,7 @@ SAME = ("GS404", "same_loss_twice", None)
 
 COMPUTED_ONCE_TOO = "label.built_once_before"
 COSTS, GROWS = "note.retain_graph_costs", "note.retain_graph_grows"
+SUM_CUT = "help.detach_sum_how"
 BECOMES_GS110, KEEPS_OLD = "note.retain_graph_becomes_gs110", "note.retain_graph_keeps_old"
 
 
@@ -156,6 +157,11 @@ def _carried(case: _Case) -> Diagnosis:
     if case.bridge.values.get("is_term"):
         made = tuple(one.site for one in case.failure.clues_of("bridge_made") if one.site is not None)
         cuts = carriers.cut_term(cuts, case.updated, case.carrier, made)
+        if case.bridge.values.get("is_sum"):
+            cuts = tuple(
+                replace(one, how_changed=Message(SUM_CUT)) if one.kind == cut.kind and one.lines else one
+                for one in cuts
+            )
         if not cuts[0].lines and isinstance(case.name, str) and case.name.endswith("]"):
             # An old prediction in a memory: detached, this loss would train nothing.
             cuts = (parts.fix("recompute_forward", "changed", values, summary="help.recompute_kept"), *cuts)
