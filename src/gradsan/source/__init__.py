@@ -98,7 +98,7 @@ _NAMES = {
         "makes_discrete operand_given spoils_data writes_at_random"
     ),
     "intent.flags": (
-        "Flag drops_result flags_cleared reads_flag reads_scale reads_value_of sets_own_flag writes_into_result"
+        "Flag drops_result flags_set reads_flag reads_scale reads_value_of sets_own_flag writes_into_result"
     ),
     "intent.gradients": (
         "clears_each_part draws_both is_loss_read_elsewhere kept_gradient left_out reads_gradient_beside "

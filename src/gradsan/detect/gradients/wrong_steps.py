@@ -196,32 +196,45 @@ _MISSPELT = re.compile(r"_?requi[a-z]*_?gr[a-z]*d[a-z]*_?", re.IGNORECASE)
 
 
 def unread_flags(optimizer: Optimizer, frame: FrameType) -> Iterator[Clue]:
-    """Yield the flags that were to freeze parameters which an optimizer updates, by the statement that set them."""
-    held = {id(one): one for one in _torch.parameters_of(optimizer) if one.requires_grad}
-    own = {name for one in held.values() for name, value in getattr(one, "__dict__", {}).items() if value is False}
+    """Yield the flags that were to freeze, or to unfreeze, what an optimizer has, by the statement that set them."""
+    held = list(_torch.parameters_of(optimizer))
+    trained = [one for one in held if one.requires_grad]
+    own = {name for one in trained for name, value in getattr(one, "__dict__", {}).items() if value is False}
     files = files_of_program(frame)
     for name in sorted(filter(_MISSPELT.fullmatch, own)):
         for file in () if any(source.reads_flag(one, name) for one in files) else files:
-            for flag in source.flags_cleared(file, name)[:1]:
-                yield _flag_clue(file, flag, name)
-    flags = [(file, flag) for file in files for flag in source.flags_cleared(file, _FLAG) if not flag.is_of_parameters]
+            for flag in source.flags_set(file, name, False)[:1]:
+                yield _flag_clue(file, flag, name, False)
+    for value in (False, True):
+        others = {id(one) for one in held if one.requires_grad is not value}
+        yield from _flags_on_modules(others, value, files, frame)
+
+
+def _flags_on_modules(held: set[int], value: bool, files: list[str], frame: FrameType) -> Iterator[Clue]:
+    """Yield the statements that set the flag of a module to ``value``; ``held`` are parameters that have the other."""
+    found = ((file, flag) for file in files if held for flag in source.flags_set(file, _FLAG, value))
+    flags = [(file, flag) for file, flag in found if not flag.is_of_parameters]
     if not flags or any(source.reads_flag(file, _FLAG) for file in files):
         return
-    modules = [one for one in naming.all_modules_alive() if vars(one).get(_FLAG) is False]
-    frozen = [
-        one for one in modules if any(id(it) in held for it in one.parameters()) and not _has_own_flag(one, files)
+    flagged = [
+        one
+        for one in naming.all_modules_alive()
+        if vars(one).get(_FLAG) is value and any(id(it) in held for it in one.parameters())
+        if not _has_own_flag(one, files)
+        # A part of it may be frozen on purpose.
+        if not (value and any(it.requires_grad for it in one.parameters()))
     ]
     is_only = len(flags) == 1 and not any(map(source.sets_own_flag, files))
-    for file, flag in flags if frozen else ():
+    for file, flag in flags if flagged else ():
         at: FrameType | None = frame
         seen: list[object] = []
         while at is not None:
             seen.append(value_of(at, flag.owner))
             at = at.f_back
-        is_of_module = any(value is one for value in seen for one in frozen)
-        is_of_other = any(value is not None and not isinstance(value, nn.Module) for value in seen)
+        is_of_module = any(held_by is one for held_by in seen for one in flagged)
+        is_of_other = any(one is not None and not isinstance(one, nn.Module) for one in seen)
         if is_of_module or (is_only and not is_of_other):
-            yield _flag_clue(file, flag, _FLAG)
+            yield _flag_clue(file, flag, _FLAG, value)
 
 
 def _has_own_flag(module: nn.Module, files: list[str]) -> bool:
@@ -235,9 +248,9 @@ def _has_own_flag(module: nn.Module, files: list[str]) -> bool:
     return False
 
 
-def _flag_clue(file: str, flag: source.Flag, name: str) -> Clue:
+def _flag_clue(file: str, flag: source.Flag, name: str, value: bool) -> Clue:
     place = Frame(file, flag.line, "", is_user=True)
-    return Clue("written", Site((place,)), name=flag.owner, op=name)
+    return Clue("written", Site((place,)), name=flag.owner, op=name, values={"value": value})
 
 
 def _has_between(clocks: list[int], first: int, last: int) -> bool:

@@ -227,12 +227,13 @@ def setting_of_a_copy(failure: Failure) -> Diagnosis | None:
 
 
 def flag_unread(failure: Failure) -> Diagnosis | None:
-    """GS703 or GS704, a warning, for a flag that was to freeze what an optimizer updates."""
+    """GS703 or GS704, a warning, for a flag that was to freeze what an optimizer updates, or to unfreeze it."""
     written, stepped = failure.clue("written"), failure.clue("stepped")
     if written is None or stepped is None:
         return None
     is_spelled = written.op == "requires_grad"
     code, slug = ("GS704", "flag_on_module") if is_spelled else ("GS703", "attribute_misspelt")
+    words = "flag_unfreezes_module" if is_spelled and written.values["value"] else slug
     values = {"owner": written.name, "flag": written.op, "optimizer": stepped.name}
     return parts.diagnosis(
         failure,
@@ -240,11 +241,12 @@ def flag_unread(failure: Failure) -> Diagnosis | None:
         slug,
         values=values,
         severity="warning",
+        words=words,
         labels=(
             *parts.label_of(written, "written", f"label.{slug}", values),
-            *parts.used(failure, "label.steps_unfrozen", values),
+            *parts.used(failure, "label.steps_unfrozen" if words == slug else "label.steps_with_frozen", values),
         ),
-        fixes=(parts.fix(f"mend_{slug}", "changed", values),),
+        fixes=(parts.fix(f"mend_{words}", "changed", values),),
     )
 
 

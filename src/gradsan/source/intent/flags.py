@@ -54,25 +54,25 @@ def writes_into_result(frame: Frame, key: str) -> int | None:
 
 
 class Flag(NamedTuple):
-    """A statement that sets an attribute of ``owner`` to False; ``is_of_parameters`` where a loop goes over these."""
+    """A statement that sets an attribute of ``owner``; ``is_of_parameters`` where a loop goes over these."""
 
     owner: str
     is_of_parameters: bool
     line: int
 
 
-def flags_cleared(file: str, name: str) -> list[Flag]:
-    """The statements of a file that set an attribute ``name`` to False, but those of ``self``."""
-    is_cleared = any(f".{name}" in line and "False" in line for line in source_lines(file))
-    source = read_source(file) if is_cleared else None
+def flags_set(file: str, name: str, to: bool) -> list[Flag]:
+    """The statements of a file that set an attribute ``name`` to True or False, but those of ``self``."""
+    is_set = any(f".{name}" in line and str(to) in line for line in source_lines(file))
+    source = read_source(file) if is_set else None
     found = []
     for node in () if source is None else source.nodes:
         if source is None or not isinstance(node, ast.Attribute) or node.attr != name:
             continue
         statement = source.statement(node)
         value = statement.value if isinstance(statement, ast.Assign) else None
-        is_false = isinstance(value, ast.Constant) and value.value is False
-        if is_false and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) != "self":
+        is_it = isinstance(value, ast.Constant) and value.value is to
+        if is_it and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) != "self":
             found.append(Flag(ast.unparse(node.value), _is_of_parameters(source, node), node.lineno))
     return found
 
