@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import numbers
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -34,16 +34,30 @@ def names_of(tensor: torch.Tensor, frame: FrameType | None) -> tuple[Name, ...]:
     long one.
     """
     storage = _torch.storage_identity(tensor)
+    return _ranked(tensor, storage, search(frame, lambda t: _torch.storage_identity(t) == storage))
+
+
+def best_names(tensors: Iterable[torch.Tensor], frame: FrameType | None) -> dict[int, str | None]:
+    """Return the best name of each tensor, as :func:`name_of` does, by its ``id``; the frames are searched once."""
+    storages = [(one, _torch.storage_identity(one)) for one in tensors]
+    wanted = {storage: list[Found]() for _, storage in storages}
+    for found in search(frame, lambda t: _torch.storage_identity(t) in wanted):
+        wanted[_torch.storage_identity(found.tensor)].append(found)
+    ranked = {id(one): _ranked(one, storage, wanted[storage]) for one, storage in storages}
+    return {key: names[0].text if names else None for key, names in ranked.items()}
+
+
+def _ranked(tensor: torch.Tensor, storage: Any, found: Iterable[Found]) -> tuple[Name, ...]:
     extent = _extent(tensor)
     ranked = []
-    for order, found in enumerate(search(frame, lambda t: _torch.storage_identity(t) == storage)):
-        same_part = _extent(found.tensor) == extent
-        ranked.append(((not same_part, found.origin != "module", found.passing, found.depth, order), found))
+    for order, one in enumerate(found):
+        same_part = _extent(one.tensor) == extent
+        ranked.append(((not same_part, one.origin != "module", one.passing, one.depth, order), one))
     if not ranked:
-        ranked = [((False, False, False, 0, 0), found) for found in _modules_alive(storage)]
+        ranked = [((False, False, False, 0, 0), one) for one in _modules_alive(storage)]
     names: dict[str, Name] = {}
-    for _, found in sorted(ranked, key=lambda item: item[0]):
-        names.setdefault(found.path, Name(found.path, found.origin, _kind(found)))  # type: ignore[arg-type]
+    for _, one in sorted(ranked, key=lambda item: item[0]):
+        names.setdefault(one.path, Name(one.path, one.origin, _kind(one)))  # type: ignore[arg-type]
     return tuple(names.values())[:8]
 
 
@@ -72,12 +86,18 @@ def collected_in(storage: int, frame: FrameType | None) -> str | None:
 
 def name_of_output(node: Node, frame: FrameType | None) -> str | None:
     """Return the expression by which the user's frames hold an output of ``node`` (an autograd Node)."""
-    best = min(
-        search(frame, lambda t: t.requires_grad and not t.is_leaf and t.grad_fn is node),
-        key=lambda found: (found.depth, len(found.path)),
-        default=None,
-    )
-    return best.path if best else None
+    return names_of_outputs([node], frame).get(node)
+
+
+def names_of_outputs(nodes: Iterable[Node], frame: FrameType | None) -> dict[Node, str]:
+    """Return such expressions for several Nodes; the frames are searched once."""
+    wanted = set(nodes)
+    best: dict[Node, Found] = {}
+    for found in search(frame, lambda t: t.requires_grad and not t.is_leaf and t.grad_fn in wanted):
+        node: Any = found.tensor.grad_fn
+        if node not in best or (found.depth, len(found.path)) < (best[node].depth, len(best[node].path)):
+            best[node] = found
+    return {node: found.path for node, found in best.items()}
 
 
 def held_graphs(nodes: Sequence[Node], frame: FrameType | None, moment: int) -> tuple[Held, ...]:

@@ -147,6 +147,11 @@ class LostTerms(Finder):
         whole = call_that_made(self._core, _torch.node_sequence(roots[0]), entry.thread)
         orders = [walk.engine_order([term]) for term in terms]
         reached = [[leaf for leaf in walk.leaves_of(order) if id(leaf) in owned] for order in orders]
+        frame = sys._getframe(1)
+        held, names = (
+            naming.names_of_outputs(terms, frame),
+            naming.best_names((some[0] for some in reached if some), frame),
+        )
         for term, order, leaves in zip(terms, orders, reached, strict=True):
             own = {id(one) for one in leaves}
             others = [one for some in reached for one in some if id(one) not in own]
@@ -158,13 +163,12 @@ class LostTerms(Finder):
             made_at, used = symbolise(made.stack), symbolise(entry.stack)
             place = made_at.user_frame, _torch.storage_or_none(leaves[0])
             self._phases.setdefault(place, set()).add(entry.stack)
-            frame = sys._getframe(1)
             shape, dtype, device = _torch.output_info(term, 0) or ((), "?", "?")
             is_cut = _is_cut(made_at, used)
             info = {"shape": shape, "dtype": dtype, "device": device, "is_cut": is_cut}
             clues = (
-                Clue("term", made_at, name=naming.name_of_output(term, frame), values=info),
-                Clue("reached", name=naming.name_of(leaves[0], frame)),
+                Clue("term", made_at, name=held.get(term), values=info),
+                Clue("reached", name=names[id(leaves[0])]),
             )
             self._waiting.append(
                 _Term(
