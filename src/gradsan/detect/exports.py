@@ -113,6 +113,14 @@ class Exports(Detector):
         if core.running and self.on_hand_out is not None:
             self.on_hand_out(key)
 
+    def _got(self, tensor: torch.Tensor, array: Any) -> None:
+        """Note an array that the program got over exported memory."""
+        key = _torch.storage_or_none(tensor)
+        export = self._exports.get(key)
+        if export is not None and export.arrays is not None:
+            arrays = (*(one for one in export.arrays if one() is not None), weakref.ref(array))
+            self._exports[key] = export._replace(arrays=arrays)
+
     def after_nodes(self, holder: Any, first: int, end: int) -> None:
         """Copy the values that the Nodes numbered ``first <= n < end`` saved in exported memory."""
         self.forget_few()
@@ -224,10 +232,8 @@ class Exports(Detector):
                 guard(lambda: self.on_taken(args[0]))
 
         def got(_: Any, args: tuple[Any, ...], __: dict[str, Any], result: Any) -> None:
-            export = self._exports.get(_torch.storage_or_none(args[0])) if args else None
-            if export is not None and export.arrays is not None and type(result).__module__ == "numpy":
-                arrays = (*(one for one in export.arrays if one() is not None), weakref.ref(result))
-                self._exports[_torch.storage_or_none(args[0])] = export._replace(arrays=arrays)
+            if args and type(result).__module__ == "numpy" and not _torch.is_compiling():
+                guard(lambda: self._got(args[0], result))
 
         def after(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
             is_shared = bool(args) and not torch.is_tensor(args[0]) and _shares(args[0])

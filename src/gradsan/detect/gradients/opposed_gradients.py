@@ -27,7 +27,7 @@ from gradsan.detect.gradients.clip_calls import CLEARS, Clearing, Gradient
 from gradsan.graph import naming
 from gradsan.model import Clue
 from gradsan.record.listeners import Listeners
-from gradsan.record.log import Core, RawStack, RawWrite, logged_writes
+from gradsan.record.log import Core, RawWrite, logged_writes
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, StepRecord, Steps
 
@@ -43,7 +43,7 @@ class Opposed:
     that says nothing. ``step`` is the step that took the sum.
     """
 
-    first: RawStack
+    first: RawBackward
     entry: RawBackward
     between: StepRecord
     standing: Sequence[Gradient]
@@ -60,7 +60,7 @@ class Opposed:
         facts = {**_torch.facts_of(leaf), "leaves": len(self.standing), "cosine": cosine}
         found = [
             Clue("gradient", name=name, values=facts),
-            Clue("first", symbolise(self.first)),
+            Clue("first", symbolise(self.first.stack)),
             Clue("between", symbolise(self.between.stack), name=self.between.optimizer),
         ]
         if self.step is not None:
@@ -81,7 +81,8 @@ class OpposedGradients:
 
     def meet(self, first: RawBackward, entry: RawBackward, reached: Collection[Any], gradients: list[Gradient]) -> None:
         """Note a backward that is about to begin, if it reaches all that still has gradients, and nothing new."""
-        left = None if self._met is not None or entry.stack is first.stack else self._left(first, gradients)
+        is_met = self._met is not None and self._met.first.clock == first.clock
+        left = None if is_met or entry.stack is first.stack else self._left(first, gradients)
         if left is None:
             return
         standing, between = left
@@ -90,7 +91,7 @@ class OpposedGradients:
         before = self._numbers(standing) if both <= known and 0 < len(standing) < len(both) else None
         if before is not None:
             # The outputs would keep the graph alive.
-            self._met = Opposed(first.stack, entry._replace(outputs=()), between, standing, before)
+            self._met = Opposed(first._replace(outputs=()), entry._replace(outputs=()), between, standing, before)
 
     def compare(self, entry: RawBackward) -> None:
         """Compare what a backward has added with what was there; it has just ended."""
@@ -103,11 +104,12 @@ class OpposedGradients:
     def end(self, first: RawBackward, gradients: list[Gradient], clearings: Sequence[Clearing]) -> Opposed | None:
         """End a round; return the pair whose gradients have opposed each other each time, and a step took the sum."""
         met, self._met = self._met, None
-        if met is None:
+        # A round may have been left before its end.
+        if met is None or met.first.clock != first.clock:
             # A line may run several times before the other one.
             self.is_adding = self._left(first, gradients) is not None
             return None
-        key = met.first, met.entry.stack
+        key = met.first.stack, met.entry.stack
         met.step = self._step_with_sum(met, clearings)
         if met.step is None or met.cosine is None or met.cosine >= _OPPOSED:
             self._agreeing.add(key)
