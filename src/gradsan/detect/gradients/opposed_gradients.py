@@ -31,7 +31,7 @@ from gradsan.record.log import Core, RawWrite, logged_writes
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, StepRecord, Steps
 
-_OPPOSED, _TIMES = -0.5, 2
+_OPPOSED, _TIMES = -0.7, 2
 _LEAVES, _VALUES = 32, 1_024
 
 

@@ -12,13 +12,7 @@ def gradient_kept(failure: Failure) -> Diagnosis | None:
     if leaf is None or updated is None or not leaf.name:
         return None
     by_step = bool(updated.op and updated.op.endswith(".step"))
-    values = {
-        "name": f"{leaf.name}.grad",
-        "leaf": leaf.name,
-        "rounds": leaf.values["rounds"],
-        "others": leaf.count("leaves") - 1,
-        "writer": parts.writer(updated, leaf.name),
-    }
+    values = {**_values(leaf, updated), "rounds": leaf.values["rounds"]}
     return parts.diagnosis(
         failure,
         "GS214",
@@ -40,14 +34,7 @@ def gradients_opposed(failure: Failure) -> Diagnosis | None:
     leaf, first, between, updated = (failure.clue(role) for role in ("gradient", "first", "between", "updated"))
     if leaf is None or first is None or between is None or updated is None or not leaf.name:
         return None
-    values = {
-        "name": f"{leaf.name}.grad",
-        "leaf": leaf.name,
-        "others": leaf.count("leaves") - 1,
-        "cosine": leaf.values["cosine"],
-        "other": f"{between.name}.step",
-        "writer": parts.writer(updated, leaf.name),
-    }
+    values = {**_values(leaf, updated), "cosine": leaf.values["cosine"], "other": f"{between.name}.step"}
     return parts.diagnosis(
         failure,
         "GS214",
@@ -68,6 +55,15 @@ def gradients_opposed(failure: Failure) -> Diagnosis | None:
         ),
         notes=(Message("note.more_gradients_opposed", values),) if values["others"] else (),
     )
+
+
+def _values(leaf: Clue, updated: Clue) -> dict[str, object]:
+    return {
+        "name": f"{leaf.name}.grad",
+        "leaf": leaf.name,
+        "others": leaf.count("leaves") - 1,
+        "writer": parts.writer(updated, leaf.name),
+    }
 
 
 def _fixes(by_step: bool, values: dict[str, object]) -> tuple[Fix, ...]:
