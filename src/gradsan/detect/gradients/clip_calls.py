@@ -166,7 +166,7 @@ class ClipCalls:
         of_grads = frozenset(map(_torch.storage_or_none, grads)) - {0}
         # Reading from a device would synchronise; a profiler would record the operations.
         is_asked = all(one.is_cpu for one in grads) and not _torch.is_profiled()
-        is_filled = any(_torch.numbers_of([one.any() for one in grads])) if grads and is_asked else bool(grads)
+        is_filled = any(bool(one.any()) for one in grads) if is_asked else bool(grads)
         is_bound = not isinstance(bound, int | float) or (math.isfinite(bound) and bound < _MEASURES)
         short = "clip_grad_value_" if "value" in name else "clip_grad_norm_"
         number = bound if isinstance(bound, int | float) else None

@@ -245,11 +245,15 @@ def _holds(held: dict[int, Any], tensor: torch.Tensor) -> bool:
 def made_of(op: str, given: list[Any], result: Any) -> Iterator[tuple[Any, list[Any]]]:
     """Yield the tensors that a call has made, each with the arguments that it may come from.
 
-    ``broadcast_tensors(a, b)``, as in a loss, gives back each argument, or a view of that one.
+    ``broadcast_tensors(a, b)``, as in a loss, gives back each argument, or a view of that one. The results of a
+    ``_foreach_`` operation come each from its own members of the lists.
     """
-    for made in _torch.tensors_in(result):
+    results = list(_torch.tensors_in(result))
+    many = len(results)
+    listed = len(given) // many * many if many and op.startswith("_foreach_") else 0
+    for place, made in enumerate(results):
         if op != "broadcast_tensors":
-            yield made, given
+            yield made, [*given[place:listed:many], *given[listed:]] if listed else given
         elif not any(made is one for one in given):
             yield made, [one for one in given if _torch.storage_or_none(one) == _torch.storage_or_none(made)]
 

@@ -287,6 +287,7 @@ class DrawnSamples(RoundDetector):
         super().__init__(run)
         self._held: dict[int, tuple[Any, tuple[_Draw, ...]]] = {}
         self._compared: set[int] = set()
+        self._samplers = self._notes(dict[RawStack, bool]())
 
     def begins(self, entry: RawBackward) -> bool:
         """Drop the samples followed before."""
@@ -329,9 +330,13 @@ class DrawnSamples(RoundDetector):
         return draws if weak is not None and weak() is tensor else ()
 
     def _drawn(self, made: Any, given: list[Any]) -> list[_Draw]:
-        parameters, stack = {numbers[-1] for one in given if (numbers := _numbers(one))}, self._core.stack()
-        is_drawn = parameters and made.is_floating_point() and _is_sample(stack)
-        return [_Draw(stack, _torch.facts_of(made), parameters)] if is_drawn else []
+        stack = self._core.stack()
+        if stack not in self._samplers:
+            self._samplers[stack] = _is_sample(stack)
+        if not self._samplers[stack] or not made.is_floating_point():
+            return []
+        parameters = {numbers[-1] for one in given if (numbers := _numbers(one))}
+        return [_Draw(stack, _torch.facts_of(made), parameters)] if parameters else []
 
     def _used(self, draws: tuple[_Draw, ...], made: Any, given: list[Any]) -> None:
         number = _torch.node_sequence(_torch.grad_fn_of(made))
