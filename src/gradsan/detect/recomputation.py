@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import types
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -33,12 +34,13 @@ _LONGEST = 40
 
 
 class Mark(NamedTuple):
-    """The value of a name: a noted tensor, an object (``weak``, by identity), or a plain ``value``."""
+    """The value of a name: a noted tensor, an object (``weak``, and what is ``like`` it), or a plain ``value``."""
 
     kind: str
     noted: Noted | None = None
     weak: Any = None
     value: Any = None
+    like: Any = None
 
 
 class Call(NamedTuple):
@@ -229,7 +231,7 @@ def _mark(notes: Notes, value: Any) -> Mark | None:
     if _is_plain(value):
         return Mark("value", value=value)
     try:
-        return Mark("object", weak=_torch.weak_tensor(value), value=shown(value))
+        return Mark("object", weak=_torch.weak_tensor(value), value=shown(value), like=_likeness(value))
     except TypeError:
         return None
 
@@ -239,12 +241,27 @@ def _change(notes: Notes, mark: Mark, path: str, value: Any) -> Change | None:
         same = type(mark.value) is type(value) and (mark.value == value or mark.value != mark.value)
         return None if same else Change(path, value, rebound=(shown(mark.value), shown(value)))
     if mark.noted is None:
-        return None if mark.weak() is value else Change(path, value, rebound=(mark.value, shown(value)))
+        same = mark.weak() is value or (mark.like is not None and mark.like == _likeness(value))
+        return None if same else Change(path, value, rebound=(mark.value, shown(value)))
     before = mark.noted.weak()
     if before is not None and torch.is_tensor(value) and (before is value or _same_place(before, value)):
         written = notes.changed(mark.noted, value)
         return None if written is None else Change(path, value, written)
     return Change(path, value, rebound=(mark.value, shown(value)))
+
+
+def _likeness(value: Any) -> Any:
+    """Return what another object must equal to do the same: a function's code, or plain attributes; None if unknown.
+
+    What a function closes over, and the arguments of a partial, are noted and compared by paths of their own.
+    """
+    if isinstance(value, functools.partial):
+        inner = _likeness(value.func)
+        return None if inner is None else (inner, len(value.args), frozenset(value.keywords))
+    if isinstance(value, types.FunctionType):
+        return value.__code__
+    plain = {} if isinstance(value, nn.Module) else getattr(value, "__dict__", {})
+    return (type(value), dict(plain)) if plain and all(map(_is_plain, plain.values())) else None
 
 
 def _same_place(one: Any, other: Any) -> bool:

@@ -49,7 +49,6 @@ from gradsan.record.stacks import is_called_by_program, is_own_file, symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
 ROW = "term_is_cut"
-_TENSORS_FOLLOWED = 1_024
 _ON_PURPOSE = frozenset({"detach", "detach_", "clone", "copy_"})
 _ADDS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__", "stack", "cat"})
 _CONVERSIONS = ("to", "float", "double", "half", "bfloat16", "type", "int", "long", "bool")
@@ -57,7 +56,7 @@ _CONVERSIONS = ("to", "float", "double", "half", "bfloat16", "type", "int", "lon
 _SCALES = frozenset({"mul", "__mul__", "__rmul__", "div", "__truediv__", "true_divide", "mul_", "div_"})
 _REDUCES = _SCALES | {"mean", "sum", "neg", "__neg__"}
 _LOGARITHMS = frozenset({"log", "log_"})
-_FOLLOWED, _USES, _NEAREST = 256, 16, 4
+_TENSORS_FOLLOWED, _FOLLOWED, _USES, _NEAREST = 1_024, 256, 16, 4
 _COMPARES = frozenset({"sub", "__sub__", "__rsub__", "rsub", "subtract", "gaussian_nll_loss", "mse_loss", "l1_loss"})
 _WITHOUT_GRAPH = frozenset({"no_grad", "inference_mode", "set_grad_enabled"})
 _WITH_RSAMPLE = frozenset({"normal", "distribution"})
@@ -287,7 +286,6 @@ class DrawnSamples(RoundDetector):
         super().__init__(run)
         self._held: dict[int, tuple[Any, tuple[_Draw, ...]]] = {}
         self._compared: set[int] = set()
-        self._samplers = self._notes(dict[RawStack, bool]())
 
     def begins(self, entry: RawBackward) -> bool:
         """Drop the samples followed before."""
@@ -331,11 +329,8 @@ class DrawnSamples(RoundDetector):
 
     def _drawn(self, made: Any, given: list[Any]) -> list[_Draw]:
         stack = self._core.stack()
-        if stack not in self._samplers:
-            self._samplers[stack] = _is_sample(stack)
-        if not self._samplers[stack] or not made.is_floating_point():
-            return []
-        parameters = {numbers[-1] for one in given if (numbers := _numbers(one))}
+        is_drawn = made.is_floating_point() and _is_sample(stack)
+        parameters = {numbers[-1] for one in given if (numbers := _numbers(one))} if is_drawn else set[int]()
         return [_Draw(stack, _torch.facts_of(made), parameters)] if parameters else []
 
     def _used(self, draws: tuple[_Draw, ...], made: Any, given: list[Any]) -> None:
@@ -413,6 +408,7 @@ def _calls_within(stack: RawStack) -> list[str]:
     return [name for _, name in _distributions_of(stack)]
 
 
+@functools.lru_cache(maxsize=1024)
 def _is_sample(stack: RawStack) -> bool:
     """Whether the innermost ``sample`` of ``torch.distributions`` on a stack is of one with an ``rsample``."""
     return next((file in _WITH_RSAMPLE for file, name in _distributions_of(stack) if name == "sample"), False)
