@@ -4,6 +4,9 @@ The holder of a NumPy array, a DLPack capsule or a pointer writes without a trac
 values that new Nodes save in it are copied; where it is exported after a save, the storage is copied at that time.
 
 Memory of which only temporary arrays were made is exported no longer when they are gone: nobody can write it.
+
+A fault of this kind is in every round of a training, and a data set may be exported as long as the program runs: what a
+line exports is compared in its first rounds, and again after 32, 64, 128 … of them (:class:`Schedule`).
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from gradsan.record.patches import Patches, standing
 BYTES_KEPT = 256 * 2**20
 BYTES_OF_A_NOTE = 16 * 2**20
 _FEW, _HOLDERS = 8, 3
+_FIRST, _AGAIN, _LINES = 16, 4, 1024
 _GIVES_ARRAY = ("numpy", "__array__")
 
 
@@ -54,6 +58,33 @@ class Export(NamedTuple):
         return all(_is_alone(one) if self.is_given else one() is None for one in self.arrays)
 
 
+class Schedule:
+    """When to compare what a line exports: in its first rounds, and in each of them at the first backward calls.
+
+    A round of a line begins where it is called after a backward. Both counts go on at 32, 64, 128 … for some more.
+    """
+
+    __slots__ = ("_backwards", "_begun", "_rounds")
+
+    def __init__(self) -> None:
+        self._rounds, self._backwards, self._begun = 0, -1, 0
+
+    def call(self, backwards: int) -> None:
+        """Count a call of the line when there have been so many backward calls."""
+        if backwards != self._backwards:
+            self._rounds += 1
+            self._backwards = self._begun = backwards
+
+    def is_due(self, backwards: int) -> bool:
+        """Whether to compare until the backward call after so many."""
+        return _is_early(self._rounds - 1) and (backwards - self._begun < _FIRST or _is_early(backwards))
+
+
+def _is_early(number: int) -> bool:
+    """Whether ``number``, counted from 0, is one of the first, or among the first from a power of two on."""
+    return number < _FIRST or number - (1 << (number.bit_length() - 1)) < _AGAIN
+
+
 class Exports(Detector):
     """The live exported storages, and copies of the values saved in them."""
 
@@ -74,11 +105,14 @@ class Exports(Detector):
         self._copied = set[int]()
         """The storages of which there are such copies."""
         self._over: list[tuple[int, Export]] = []
+        self._resting: dict[int, Export] = {}
+        """The exports that are not compared at present."""
+        self._schedules: dict[RawStack, Schedule] = {}
         self._bytes, self._sweep = 0, Sweep()
 
     @property
     def any(self) -> bool:
-        """Whether exported memory is alive."""
+        """Whether exported memory is alive and compared."""
         return bool(self._exports)
 
     def hand_out(self, tensor: torch.Tensor, op: str, stack: RawStack, fresh: bool = False, array: Any = None) -> None:
@@ -97,6 +131,10 @@ class Exports(Detector):
             if op not in _GIVES_ARRAY or array is not None:
                 self._exports[key] = known._replace(arrays=None)
             return
+        schedule = self._schedule(stack)
+        schedule.call(self._core.backwards)
+        if not schedule.is_due(self._core.backwards):
+            return
         self.forget_dead()
         snapshot, size = None, int(storage.nbytes())
         if not fresh and self._fits(size):
@@ -104,14 +142,26 @@ class Exports(Detector):
             self._bytes += size
         core = self._core
         weak = _torch.weak_storage(storage)
-        is_first = not self._exports
         arrays = (weakref.ref(array),) if array is not None else () if op in _GIVES_ARRAY else None
-        self._exports[key] = Export(op, core.tick(), stack, weak, snapshot, arrays, array is not None)
-        if is_first:
-            self.on_export()
-            self._listeners.call_after_nodes(self.after_nodes)
+        self._add(key, Export(op, core.tick(), stack, weak, snapshot, arrays, array is not None))
         if core.running and self.on_hand_out is not None:
             self.on_hand_out(key)
+
+    def _add(self, key: int, export: Export) -> None:
+        if not self._exports:
+            self.on_export()
+            self._listeners.call_after_nodes(self.after_nodes)
+        self._exports[key] = export
+
+    def forget(self) -> None:
+        """Compare everything that is exported, in a stretch of watching whose backward calls are counted anew."""
+        self._schedules.clear()
+        self.rest()
+
+    def _schedule(self, stack: RawStack) -> Schedule:
+        if len(self._schedules) >= _LINES:
+            self._schedules.clear()
+        return self._schedules.setdefault(stack, Schedule())
 
     def _got(self, tensor: torch.Tensor, array: Any) -> None:
         """Note an array that the program got over exported memory."""
@@ -228,8 +278,7 @@ class Exports(Detector):
             inner = name == "data_ptr" and is_called_from(folder, 1)
             if args and not inner and not _torch.is_compiling():
                 stack = core.stack(1)
-                guard(lambda: self.hand_out(args[0], name, stack))
-                guard(lambda: self.on_taken(args[0]))
+                guard(lambda: (self.hand_out(args[0], name, stack), self.on_taken(args[0])))
 
         def got(_: Any, args: tuple[Any, ...], __: dict[str, Any], result: Any) -> None:
             if args and type(result).__module__ == "numpy" and not _torch.is_compiling():
@@ -274,6 +323,22 @@ class Exports(Detector):
         few = self._exports.items() if len(self._exports) <= _FEW else ()
         self._over = [(key, one) for key, one in few if one.is_over]
 
+    def rest(self) -> None:
+        """At a backward, after the comparisons: choose the exports that the next one compares."""
+        backwards = self._core.backwards
+        resting = [key for key, one in self._exports.items() if not self._schedule(one.stack).is_due(backwards)]
+        for key in resting:
+            self._resting[key] = self._exports[key]._replace(snapshot=None)
+            self._drop(key)
+        if resting:
+            self._forget_copies()
+        elif self._resting and backwards & (backwards - 1) == 0:
+            for key, one in list(self._resting.items()):
+                if one.weak.expired() or self._schedule(one.stack).is_due(backwards):
+                    del self._resting[key]
+                    if not one.weak.expired() and key not in self._exports:
+                        self._add(key, one)
+
     def _drop(self, key: int) -> None:
         self._copied.discard(key)
         snapshot = self._exports.pop(key).snapshot
@@ -287,6 +352,9 @@ class Exports(Detector):
             return
         for key in [key for key, one in self._exports.items() if one.weak.expired()]:
             self._drop(key)
+        self._forget_copies()
+
+    def _forget_copies(self) -> None:
         for place in [place for place, (storage, _) in self._saved.items() if storage not in self._exports]:
             self._bytes -= self._saved.pop(place)[1].numel()
 

@@ -106,15 +106,14 @@ class Prescan(Detector):
 
     def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         uncounted = self._uncounted
-        if not uncounted.bypasses and not uncounted.replaced and not self._exports.any:
-            return
-        uncounted.prune()
-        self._exports.forget_dead()
-        self._exports.end_round()
-        if not uncounted.writes() and not uncounted.replaced and not self._exports.any:
-            return
-        with _torch.hushed():
-            self._look_through(entry, args)
+        if uncounted.bypasses or uncounted.replaced or self._exports.any:
+            uncounted.prune()
+            self._exports.forget_dead()
+            self._exports.end_round()
+            if uncounted.writes() or uncounted.replaced or self._exports.any:
+                with _torch.hushed():
+                    self._look_through(entry, args)
+        self._exports.rest()
 
     def is_changed_outside(self, node: Node, slot: str, tensor: torch.Tensor, thread: int) -> bool:
         """Whether exported memory has other bytes than a Node of ``thread`` saved."""

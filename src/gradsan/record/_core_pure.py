@@ -18,6 +18,7 @@ from typing import Any
 
 from gradsan import _torch
 from gradsan.record import _writer_pure
+from gradsan.record._writer_pure import call_own
 from gradsan.record.raw_stacks import (
     BACKWARDS_KEPT,
     DEPTH_KEPT,
@@ -211,7 +212,7 @@ class Core:
         else:
             self._log_write(tensor, op, kind, index, stack)
         if (self._running or self.tells_all_writes) and self.on_write is not None:
-            self.on_write(tensor, op, stack)
+            call_own(self.on_write, tensor, op, stack)
 
     def _log_write(self, tensor: Any, op: str, kind: str, index: Any, stack: Stack) -> None:
         storage, version, geometry = _torch.weak_identity(tensor)
@@ -279,7 +280,7 @@ class Core:
         except Exception as failure:
             self.forgive(failure)
         if self.on_step_begin is not None and id(optimizer) not in self.settled:
-            self.on_step_begin(optimizer)
+            call_own(self.on_step_begin, optimizer)
 
     def step_end(self, optimizer: Any, *_: Any) -> None:
         """Log that a step has ended: an optimizer's post-hook.
@@ -302,7 +303,7 @@ class Core:
         except Exception as failure:
             self.forgive(failure)
         if self.on_step_end is not None and id(optimizer) not in self.settled:
-            self.on_step_end(optimizer)
+            call_own(self.on_step_end, optimizer)
 
     def engine(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap the engine's entry point so that every backward call is known while it runs.
@@ -341,16 +342,16 @@ class Core:
                 remembered = core._remember_backward(record)
                 core._count_round(record)
                 if core.on_nonfinite is not None:
-                    core.on_nonfinite(record)
+                    call_own(core.on_nonfinite, record)
                 if core.on_enter is not None:
-                    core.on_enter(record, args, kwargs)
+                    call_own(core.on_enter, record, args, kwargs)
                 first = _torch.sequence_number()
                 try:
                     result = original(t_outputs, *args, **kwargs)
                 except BaseException as failure:
                     if core.on_failure is not None:
                         try:
-                            core.on_failure(record, failure)
+                            call_own(core.on_failure, record, failure)
                         except Exception as failure:
                             core.forgive(failure)
                     raise
@@ -363,9 +364,9 @@ class Core:
                 has_graph = len(args) > 2 and args[2] is True
                 listener = core.on_differentiable if has_graph else core.on_gradients
                 if listener is not None and (has_graph or not accumulate):
-                    listener(record, args[3] if len(args) > 3 else (), result)
+                    call_own(listener, record, args[3] if len(args) > 3 else (), result)
                 if core.on_leave is not None:
-                    core.on_leave(record)
+                    call_own(core.on_leave, record)
                 return result
             finally:
                 core.running[:] = [other for other in core.running if other is not record]
@@ -398,7 +399,7 @@ class Core:
         stack: Stack = record[1]
         stack._rounds += 1
         if stack._rounds & (stack._rounds - 1) == 0 and self.on_round is not None:
-            self.on_round(record, stack._rounds)
+            call_own(self.on_round, record, stack._rounds)
 
 
 def _weakly(output: Any) -> Any:

@@ -6,6 +6,8 @@ import copy
 import functools
 import signal
 import sys
+import threading
+from collections.abc import Callable
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 
@@ -29,6 +31,23 @@ def _code_of(handler: Any) -> CodeType | None:
         handler = getattr(type(handler), "__call__", None)  # noqa: B004
     code = getattr(handler, "__code__", None)
     return code if isinstance(code, CodeType) else None
+
+
+class _OwnCalls(threading.local):
+    number = 0
+    """How many calls of gradsan's own code this thread is in: torch functions that it calls are not the program's."""
+
+
+_own_calls = _OwnCalls()
+
+
+def call_own(hook: Callable[..., Any], /, *args: Any) -> Any:
+    """Call a function as gradsan's own: what it calls is neither logged nor followed."""
+    _own_calls.number += 1
+    try:
+        return hook(*args)
+    finally:
+        _own_calls.number -= 1
 
 
 _OWN = "__call__ __get__ __eq__ __ne__ __hash__ __reduce__ __reduce_ex__ __deepcopy__"
@@ -60,7 +79,12 @@ class FunctionWriter:
         if _torch.is_traced_by_dynamo():
             return traced_call(self, *args, **kwargs)
         # Inside a compiler the wrapper logs nothing: these are not the program's operations.
-        if not core.active or _torch.is_compiling() or (core.open_steps and _called_by_optimizer(core)):
+        if (
+            not core.active
+            or _own_calls.number
+            or _torch.is_compiling()
+            or (core.open_steps and _called_by_optimizer(core))
+        ):
             return self._original(*args, **kwargs)
         if core.before_write is not None and self._kind not in ("plain", "operator"):
             self._emit_before(args, kwargs)
@@ -72,11 +96,11 @@ class FunctionWriter:
                 self._log_nodes(first, end)
                 is_early = core.quiet_from <= end < core.quiet_from + core.quiet_nodes
                 if not is_early and core.on_quiet is not None:
-                    self._emit_quiet(end)
+                    self._emit(core.on_quiet, end)
                 if core.on_nodes is not None:
-                    self._emit_nodes(args[0] if result is None and args else result, first, end)
+                    self._emit(core.on_nodes, args[0] if result is None and args else result, first, end)
             if core.on_result is not None:
-                self._emit_result(args, kwargs, result)
+                self._emit(core.on_result, self._op, args, kwargs, result)
             if self._kind == "operator":
                 self._emit_operator(args, kwargs)
             if self._kind in ("plain", "operator"):
@@ -99,10 +123,13 @@ class FunctionWriter:
     def _emit_before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         target = self._target(args, kwargs)
         if target is not None:
-            try:
-                self._core.before_write(target)
-            except Exception as failure:
-                self._core.forgive(failure)
+            self._emit(self._core.before_write, target)
+
+    def _emit(self, listener: Callable[..., object], *args: Any) -> None:
+        try:
+            call_own(listener, *args)
+        except Exception as failure:
+            self._core.forgive(failure)
 
     def _log_nodes(self, first: int, end: int) -> None:
         try:
@@ -110,31 +137,10 @@ class FunctionWriter:
         except Exception as failure:
             self._core.forgive(failure)
 
-    def _emit_nodes(self, holder: Any, first: int, end: int) -> None:
-        try:
-            self._core.on_nodes(holder, first, end)
-        except Exception as failure:
-            self._core.forgive(failure)
-
-    def _emit_result(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        try:
-            self._core.on_result(self._op, args, kwargs, result)
-        except Exception as failure:
-            self._core.forgive(failure)
-
-    def _emit_quiet(self, end: int) -> None:
-        try:
-            self._core.on_quiet(end)
-        except Exception as failure:
-            self._core.forgive(failure)
-
     def _emit_operator(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         core = self._core
         if args and core.on_operator is not None and id(args[0]) not in core.quiet_operators:
-            try:
-                core.on_operator(args, kwargs)
-            except Exception as failure:
-                core.forgive(failure)
+            self._emit(core.on_operator, args, kwargs)
 
     def _log(self, target: Any, index: Any) -> None:
         core = self._core
@@ -207,17 +213,17 @@ class FunctionListener(FunctionWriter):
         core = self._core
         if _torch.is_traced_by_dynamo():
             return traced_call(self, *args, **kwargs)
-        is_begun, noted = core.active, None
+        is_begun, noted = core.active and not _own_calls.number, None
         if is_begun and self._before is not None:
             try:
-                noted = self._before(args, kwargs)
+                noted = call_own(self._before, args, kwargs)
             except Exception as failure:
                 core.forgive(failure)
             is_begun = noted is not None
         result = self._original(*args, **kwargs)
         if is_begun and core.active and self._after is not None:
             try:
-                self._after(noted, args, kwargs, result)
+                call_own(self._after, noted, args, kwargs, result)
             except Exception as failure:
                 core.forgive(failure)
         return result
@@ -250,13 +256,13 @@ class Relay(FunctionListener):
         """Call the original between ``before`` and ``after``."""
         noted, is_begun = None, self._core.active
         if self._before is not None:
-            begun = self._before(given)
+            begun = call_own(self._before, given)
             is_begun = begun is not None
             if is_begun and len(begun) == 1:
                 return begun[0]
             given, noted = begun if is_begun else (given, None)
         result = self._original(given)
-        return self._after(noted, given, result) if is_begun else result
+        return call_own(self._after, noted, given, result) if is_begun else result
 
 
 def is_relay(hook: Any) -> bool:

@@ -21,9 +21,7 @@ from gradsan.record._writer_pure import is_of_signal
 try:
     from gradsan.record._native import call_own as _call_own
 except ImportError:
-
-    def _call_own(hook: Callable[..., Any], /, *args: Any) -> Any:
-        return hook(*args)
+    from gradsan.record._writer_pure import call_own as _call_own
 
 
 def own(hook: Callable[..., Any]) -> Callable[..., Any]:

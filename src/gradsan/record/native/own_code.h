@@ -17,6 +17,13 @@ static int wake_for_signals(void *Py_UNUSED(nothing))
 }
 #endif
 
+/* How many calls of gradsan's own code this thread is in: torch functions that it calls are not the program's. */
+#ifdef _MSC_VER
+static __declspec(thread) int own_calls;
+#else
+static _Thread_local int own_calls;
+#endif
+
 /* State that leave_own_code() restores. */
 typedef struct {
     PyThreadState *thread;
@@ -30,6 +37,7 @@ static inline OwnCode enter_own_code(void)
 {
     PyThreadState *thread = PyThreadState_Get();
     OwnCode code = {thread, PyGC_Disable(), 0};
+    own_calls++;
 #if PY_VERSION_HEX >= 0x030C0000
     PyThreadState_EnterTracing(thread);
     thread->py_recursion_remaining += OWN_DEPTH;
@@ -52,6 +60,7 @@ static inline OwnCode enter_own_code(void)
 static inline void leave_own_code(OwnCode code)
 {
     PyThreadState *thread = code.thread;
+    own_calls--;
 #ifdef SIGNALS_CAN_WAIT
     if (code.keeps_signals) {
         _PyRuntime.main_thread = PyThread_get_thread_ident();

@@ -223,12 +223,14 @@ static int notify_nodes(Core *core, long long first, PyObject *holder)
     return 0;
 }
 
-/* Whether the current call is logged: not in an optimizer, whose writes are accounted for per step. -1 with an
- * exception. */
+/* Whether the current call is logged: not gradsan's own, and not in an optimizer, whose writes are accounted for per
+ * step. -1 with an exception. */
 static inline int is_logged(Core *core)
 {
-    if (!core->active || !core->open_steps)
-        return core->active;
+    if (!core->active || own_calls)
+        return 0;
+    if (!core->open_steps)
+        return 1;
     int inside = called_by_optimizer(core);
     return inside < 0 ? forgive(core) : !inside;
 }
@@ -317,11 +319,12 @@ static PyObject *call_between(Writer *listener, PyObject *bound, PyObject *const
     Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
     Core *core = listener->core;
     PyObject *noted = NULL;
-    if (core->active && listener->before != NULL) {
+    int is_heard = core->active && !own_calls;
+    if (is_heard && listener->before != NULL) {
         noted = call_with_arguments(listener->before, NULL, args, count, keywords, NULL);
         if (noted == NULL && forgive(core) < 0)
             return NULL;
-    } else if (core->active)
+    } else if (is_heard)
         noted = Py_NewRef(Py_None);
     PyObject *result = bound != NULL ? PyObject_Vectorcall(bound, args + 1, (size_t)count - 1, keywords)
                                      : PyObject_Vectorcall(listener->original, args, flagged_count, keywords);
