@@ -47,7 +47,7 @@ from gradsan.detect.one_tensor.second_names import SecondNames
 from gradsan.detect.prescan import Prescan, bypass_of
 from gradsan.detect.wrapped import Wrapped
 from gradsan.errors.watched import WatchedErrors
-from gradsan.graph import self_check, walk
+from gradsan.graph import self_check, variables, walk
 from gradsan.model import Conflict, Copies, Deviation, Failure, Message
 from gradsan.originals import kept_conflicts
 from gradsan.originals.deep import Deep
@@ -110,6 +110,21 @@ DETECTORS: tuple[type[Detector], ...] = (
 """In the order in which their patches are put in, and in which they are called before a backward."""
 
 
+class _SharedReading:
+    """A block in which graphs are walked, and variables searched, once for all detectors."""
+
+    def __enter__(self) -> None:
+        walk.SHARED.__enter__()
+        variables.SHARED.__enter__()
+
+    def __exit__(self, *raised: object) -> None:
+        variables.SHARED.__exit__(*raised)
+        walk.SHARED.__exit__(*raised)
+
+
+_SHARED_READING = _SharedReading()
+
+
 class Watching:
     """The detectors of one recorder."""
 
@@ -118,7 +133,7 @@ class Watching:
         self._recorder = recorder
         core, guard = recorder.core, recorder.guard
         self._listeners = recorder.listeners
-        self._listeners.around = walk.SHARED
+        self._listeners.around = _SHARED_READING
         self.run = run = Run(recorder)
         self._settling = run.settling = Settling(
             core,
@@ -302,7 +317,7 @@ class Watching:
             return
         guard, backward = self._recorder.guard, as_backward(entry)
         guard.run(self._settling.look_again)
-        with walk.SHARED:
+        with _SHARED_READING:
             for one in self._before_rounds:
                 guard.run(partial(one.before_round, backward, rounds))
             # Deep mode compares the values that a Node gets, whoever wrote.

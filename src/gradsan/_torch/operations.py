@@ -33,11 +33,13 @@ def has_step_hooks(optimizer: Any) -> bool:
     return bool(getattr(optimizer, "_optimizer_step_pre_hooks", None))
 
 
+@functools.cache
 def optimizer_folder() -> str:
     """Return the folder of torch's own optimizers, whose inner writes are accounted for per step."""
     return str(Path(torch.optim.__file__).parent) + os.sep
 
 
+@functools.cache
 def package_folder() -> str:
     """Return the folder torch is installed in."""
     return str(Path(torch.__file__).parent) + os.sep

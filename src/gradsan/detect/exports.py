@@ -278,7 +278,7 @@ class Exports(Detector):
             inner = name == "data_ptr" and is_called_from(folder, 1)
             if args and not inner and not _torch.is_compiling():
                 stack = core.stack(1)
-                guard(lambda: (self.hand_out(args[0], name, stack), self.on_taken(args[0])))
+                guard(lambda: self._asked(args[0], name, stack))
 
         def got(_: Any, args: tuple[Any, ...], __: dict[str, Any], result: Any) -> None:
             if args and type(result).__module__ == "numpy" and not _torch.is_compiling():
@@ -298,6 +298,10 @@ class Exports(Detector):
         later = got if name in _GIVES_ARRAY else None
         listener = core.listener(original, before, later) if given else core.listener(original, None, after)
         patches.set(owner, name, listener)
+
+    def _asked(self, tensor: torch.Tensor, name: str, stack: RawStack) -> None:
+        self.hand_out(tensor, name, stack)
+        self.on_taken(tensor)
 
     def _fits(self, size: int) -> bool:
         while self._saved and self._bytes + size > BYTES_KEPT:

@@ -207,6 +207,12 @@ def all_modules_alive() -> list[nn.Module]:
     return objects_of({nn.Module, *kinds_below(nn.Module)})
 
 
+def frozen_beside(owned: set[int], models: Iterable[nn.Module]) -> list[Any]:
+    """Return the parameters with ``requires_grad=False`` of those models that have some of ``owned`` (ids)."""
+    beside = [held for held in map(list, (one.parameters() for one in models)) if any(id(one) in owned for one in held)]
+    return [one for held in beside for one in held if not one.requires_grad]
+
+
 def optimizers_alive() -> list[Optimizer]:
     """Return the live optimizers."""
     return [one for one in objects_of(kinds_below(Optimizer)) if hasattr(one, "param_groups")]

@@ -6,6 +6,7 @@ import contextlib
 import dis
 import functools
 import sys
+import threading
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -100,8 +101,76 @@ class Space(NamedTuple):
     line: int = 0
 
 
+class _Place(NamedTuple):
+    """A tensor at the end of a search's step, or within the module there, by its name in it."""
+
+    step: _Step
+    tensor: torch.Tensor
+    passing: bool = False
+    name: str | None = None
+
+    def found(self) -> Found:
+        path, _, depth, scope, within, container, around = self.step
+        if self.name is None:
+            return Found(path, self.tensor, "variable", depth, scope, self.passing, within, container, around)
+        path = f"{path}.{_torch.name_in_module(self.name)}"
+        owner, holder = path.rpartition(".")[0], self.step.value.get_submodule(self.name.rpartition(".")[0])
+        around = (*around, (owner, holder))
+        return Found(path, self.tensor, "module", depth, scope, False, owner, "object", around)
+
+
+class _SharedSearches(threading.local):
+    """Searches of one moment, shared by all who look: within a ``with`` block no variable changes."""
+
+    depth = 0
+
+    def __init__(self) -> None:
+        self._known: dict[FrameType, tuple[list[_Place], Iterator[_Place]]] = {}
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.depth -= 1
+        if not self.depth:
+            self._known.clear()
+
+    def places(self, frame: FrameType | None) -> Iterator[_Place]:
+        """Yield what a search from ``frame`` comes to, going on where an earlier one has ended."""
+        user = frame
+        while user is not None and not is_user_file(user.f_code.co_filename):
+            user = user.f_back
+        if not self.depth or user is None:
+            yield from _places(frame)
+            return
+        known, rest = self._known.setdefault(user, ([], _places(user)))
+        at = 0
+        while True:
+            if at == len(known):
+                one = next(rest, None)
+                if one is None:
+                    return
+                known.append(one)
+            yield known[at]
+            at += 1
+
+
+SHARED = _SharedSearches()
+
+
 def search(frame: FrameType | None, wanted: Callable[[Any], bool]) -> Iterator[Found]:
     """Search the variables of the user's frames breadth-first; every object once, at most ``_MOST_OBJECTS``."""
+    for place in SHARED.places(frame):
+        if _matches(place.tensor, wanted):
+            yield place.found()
+
+
+def modules_in(frame: FrameType | None) -> list[nn.Module]:
+    """Return the modules with parameters or buffers that the user's variables lead to, without those inside of one."""
+    return list({id(one.step.value): one.step.value for one in SHARED.places(frame) if one.name is not None}.values())
+
+
+def _places(frame: FrameType | None) -> Iterator[_Place]:
     spaces = spaces_of(frame)
     queue = deque(
         _Step(name, value, 0, space.scope)
@@ -114,20 +183,19 @@ def search(frame: FrameType | None, wanted: Callable[[Any], bool]) -> Iterator[F
     visited = 0
     while queue and visited < _MOST_OBJECTS:
         step = queue.popleft()
-        path, value, depth, scope, within, container, around = step
+        path, value, depth, scope, _, _, around = step
         if isinstance(value, _NOT_SEARCHED):
             continue
         visited += 1
         if torch.is_tensor(value):
             # One tensor may have several names; all of them are yielded.
-            if _matches(value, wanted):
-                yield Found(path, value, "variable", depth, scope, path in passing, within, container, around)
+            yield _Place(step, value, path in passing)
             continue
         if id(value) in seen:
             continue
         seen.add(id(value))
         if isinstance(value, nn.Module):
-            yield from _in_module(step, wanted, queue)
+            yield from _in_module(step, queue)
         elif depth < _DEEPEST:
             place = (scope, path, kind_of(value), (*around, (path, value)))
             queue.extend(_Step(inner, item, depth + 1, *place) for inner, item in parts_of(path, value))
@@ -159,8 +227,10 @@ def reached(spaces: Iterable[Space]) -> Iterator[Reached]:
             seen.add(id(value))
             if isinstance(value, nn.Module):
                 inner: deque[_Step] = deque()
-                for found in _in_module(step, lambda _: True, inner):
-                    yield Reached(found.path, found.tensor, step.scope, passing)
+                for one in _in_module(step, inner):
+                    yield Reached(
+                        f"{step.path}.{_torch.name_in_module(one.name or '')}", one.tensor, step.scope, passing
+                    )
                 queue.extend((one, passing) for one in inner)
             elif step.depth < _DEEPEST:
                 parts = _ends(list(parts_of(step.path, value)))
@@ -255,15 +325,11 @@ def _matches(tensor: torch.Tensor, wanted: Callable[[Any], bool]) -> bool:
         return False
 
 
-def _in_module(at: _Step, wanted: Callable[[Any], bool], queue: deque[_Step]) -> Iterator[Found]:
+def _in_module(at: _Step, queue: deque[_Step]) -> Iterator[_Place]:
     module: nn.Module = at.value
     for iterator in (module.named_parameters, module.named_buffers):
         for name, tensor in iterator(remove_duplicate=False):
-            if _matches(tensor, wanted):
-                path = f"{at.path}.{_torch.name_in_module(name)}"
-                owner, holder = path.rpartition(".")[0], module.get_submodule(name.rpartition(".")[0])
-                around = (*at.around, (owner, holder))
-                yield Found(path, tensor, "module", at.depth, at.scope, False, owner, "object", around)
+            yield _Place(at, tensor, False, name)
     for name, inner in module.named_modules():
         prefix = f"{at.path}.{_torch.name_in_module(name)}".rstrip(".")
         place = (at.scope, prefix, "object", (*at.around, (prefix, inner)))

@@ -118,8 +118,9 @@ class Steps:
 
     @property
     def steps(self) -> list[StepRecord]:
-        """The steps still in the log, oldest first; read again if something has been logged meanwhile."""
-        moment = (self._core.clock, self._core.steps)
+        """The steps still in the log, oldest first; read again if a step has been logged meanwhile."""
+        core = self._core
+        moment = (core.clock if core.open_steps else 0, core.steps)
         if moment != self._read_at:
             records, has_open = self._records()
             if has_open:

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from gradsan import _torch
 from gradsan.detect.gradients.clip_calls import CLEARS, Clip, ClipCalls
+from gradsan.graph import naming
 from gradsan.record.log import RawWrite
 from gradsan.record.steps import StepRecord
 
@@ -65,9 +66,10 @@ class Round(NamedTuple):
         is_idle = clip.bounds and not clip.gradients and owned.isdisjoint(clip.leaves)
         if not (is_idle and self.steps and all(clipped.isdisjoint(one.storages) for one in self.steps)):
             return
-        from gradsan.detect.meaning.evidence import frozen_beside
+        from gradsan.detect.meaning.evidence import top_modules
 
-        frozen = tuple(_torch.weak_tensor(one) for one in frozen_beside(owned) if id(one) in clip.leaves)
+        beside = naming.frozen_beside(owned, top_modules())
+        frozen = tuple(_torch.weak_tensor(one) for one in beside if id(one) in clip.leaves)
         yield IdleClip(clip, "others", self.steps[0], frozen)
 
     def _too_early_or_late(self, clip: Clip, clips: list[Clip]) -> Iterator[IdleClip]:

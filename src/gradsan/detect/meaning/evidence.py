@@ -51,7 +51,7 @@ class Evidence:
         self._core, self._making, self._owned, self._order = core, making, owned, order
         self._roots = read_backward(entry).roots
         self._stack, self._thread, self._was_frozen = entry.stack, entry.thread, was_frozen
-        self._tops = _top_modules()
+        self._tops = top_modules()
         self._leads = self._leading()
 
     def of(self, leaf: Any) -> str | None:
@@ -262,14 +262,7 @@ def _buffers() -> Iterator[Any]:
         yield from (one for one in vars(module).get("_buffers", {}).values() if torch.is_tensor(one))
 
 
-def frozen_beside(owned: set[int]) -> list[Any]:
-    """Return the parameters with ``requires_grad=False`` of live models that have some of ``owned`` (ids)."""
-    models = [list(one.parameters()) for one in _top_modules()]
-    beside = [held for held in models if any(id(one) in owned for one in held)]
-    return [one for held in beside for one in held if not one.requires_grad]
-
-
-def _top_modules() -> list[nn.Module]:
+def top_modules() -> list[nn.Module]:
     """Return the live modules that are no part of others."""
     modules = [one for one in naming.all_modules_alive() if _is_complete(one)]
     inner = {id(child) for one in modules for child in one.children()}

@@ -46,6 +46,7 @@ from gradsan.detect.gradients.kept_gradients import program_reads_gradients
 from gradsan.detect.meaning.made import Made, Making
 from gradsan.detect.memory import Uncounted
 from gradsan.graph import naming, walk
+from gradsan.graph.variables import modules_in
 from gradsan.model import Clue
 from gradsan.record.detector import Finder, Run
 from gradsan.record.ledger import call_that_made
@@ -143,11 +144,10 @@ class Unowned(Finder):
         owned = set(map(id, _torch.parameters_of(*live)))
         trained = set(map(id, _torch.parameters_of(*stepped)))
         if rounds == _ROUNDS_PASSED and self._lines < _LINES:
-            # Later rounds may have unfrozen some; the heap is walked for that once per line.
+            # Later rounds may have unfrozen some.
             self._lines += 1
-            from gradsan.detect.meaning.evidence import frozen_beside
-
-            self._frozen |= {id(one): (_torch.weak_tensor(one), entry.clock) for one in frozen_beside(owned)}
+            frozen = naming.frozen_beside(owned, modules_in(sys._getframe(1)))
+            self._frozen |= {id(one): (_torch.weak_tensor(one), entry.clock) for one in frozen}
         if unheld and any(id(one) in trained for one in leaves):
             self._meet_unheld(entry, order, unheld, owned)
         strangers = [one for one in reversed(leaves) if id(one) not in owned and self._is_eligible(one)]

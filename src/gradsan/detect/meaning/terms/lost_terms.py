@@ -147,19 +147,19 @@ class LostTerms(Finder):
         whole = call_that_made(self._core, _torch.node_sequence(roots[0]), entry.thread)
         orders = [walk.engine_order([term]) for term in terms]
         reached = [[leaf for leaf in walk.leaves_of(order) if id(leaf) in owned] for order in orders]
-        frame = sys._getframe(1)
-        held, names = (
-            naming.names_of_outputs(terms, frame),
-            naming.best_names((some[0] for some in reached if some), frame),
-        )
+        found = []
         for term, order, leaves in zip(terms, orders, reached, strict=True):
             own = {id(one) for one in leaves}
             others = [one for some in reached for one in some if id(one) not in own]
             made = call_that_made(self._core, _torch.node_sequence(term), entry.thread)
             if not leaves or not others or made is None or (made.stack, entry.stack) in self._described:
                 continue
-            if any(map(may_look, order)) or any(map(_torch.has_leaf_hooks, leaves)):
-                continue
+            if not any(map(may_look, order)) and not any(map(_torch.has_leaf_hooks, leaves)):
+                found.append((term, leaves, others, made))
+        frame = sys._getframe(1)
+        held = naming.names_of_outputs((term for term, *_ in found), frame) if found else {}
+        names = naming.best_names((leaves[0] for _, leaves, *_ in found), frame) if found else {}
+        for term, leaves, others, made in found:
             made_at, used = symbolise(made.stack), symbolise(entry.stack)
             place = made_at.user_frame, _torch.storage_or_none(leaves[0])
             self._phases.setdefault(place, set()).add(entry.stack)
