@@ -217,6 +217,7 @@ class Watching:
         guard = self._recorder.guard
         was_deep, was_searching = self._is_deep, self._is_searching
         self._is_deep, self._is_searching = "deep" in modes or "heal" in modes, "nonfinite" in modes
+        self.exports.compares_always = self._is_deep
         if self._is_deep:  # values saved under heal mode are healed after it has ended, too
             self.deep.mode = "heal" if "heal" in modes else "deep"
         if self._is_deep and not was_deep:

@@ -108,6 +108,8 @@ class Exports(Detector):
         self._resting: dict[int, Export] = {}
         """The exports that are not compared at present."""
         self._schedules: dict[RawStack, Schedule] = {}
+        self.compares_always = False
+        """Whether all rounds are compared, for deep mode, which says how a value has changed."""
         self._bytes, self._sweep = 0, Sweep()
 
     @property
@@ -131,9 +133,8 @@ class Exports(Detector):
             if op not in _GIVES_ARRAY or array is not None:
                 self._exports[key] = known._replace(arrays=None)
             return
-        schedule = self._schedule(stack)
-        schedule.call(self._core.backwards)
-        if not schedule.is_due(self._core.backwards):
+        self._schedule(stack).call(self._core.backwards)
+        if not self._is_due(stack):
             return
         self.forget_dead()
         snapshot, size = None, int(storage.nbytes())
@@ -162,6 +163,9 @@ class Exports(Detector):
         if len(self._schedules) >= _LINES:
             self._schedules.clear()
         return self._schedules.setdefault(stack, Schedule())
+
+    def _is_due(self, stack: RawStack) -> bool:
+        return self.compares_always or self._schedule(stack).is_due(self._core.backwards)
 
     def _got(self, tensor: torch.Tensor, array: Any) -> None:
         """Note an array that the program got over exported memory."""
@@ -330,7 +334,7 @@ class Exports(Detector):
     def rest(self) -> None:
         """At a backward, after the comparisons: choose the exports that the next one compares."""
         backwards = self._core.backwards
-        resting = [key for key, one in self._exports.items() if not self._schedule(one.stack).is_due(backwards)]
+        resting = [key for key, one in self._exports.items() if not self._is_due(one.stack)]
         for key in resting:
             self._resting[key] = self._exports[key]._replace(snapshot=None)
             self._drop(key)
@@ -338,7 +342,7 @@ class Exports(Detector):
             self._forget_copies()
         elif self._resting and backwards & (backwards - 1) == 0:
             for key, one in list(self._resting.items()):
-                if one.weak.expired() or self._schedule(one.stack).is_due(backwards):
+                if one.weak.expired() or self._is_due(one.stack):
                     del self._resting[key]
                     if not one.weak.expired() and key not in self._exports:
                         self._add(key, one)

@@ -1,0 +1,57 @@
+"""Exported memory: compared in the first rounds of the line that hands it out, and after powers of two of them."""
+
+import numpy as np
+import pytest
+import torch
+
+import gradsan
+from gradsan._watching import watching_of
+from gradsan.detect.exports import Schedule
+from gradsan.record.recorder import recorder
+
+
+def train(first: int, rounds: int, mode: str = "watch") -> list[str]:
+    """Refill a batch of NumPy's between forward and backward from round ``first`` on; returns the codes found."""
+    batch, weight = np.ones(4, np.float32), torch.ones(4, requires_grad=True)
+    with gradsan.watch(mode) as watch:
+        for number in range(rounds):
+            loss = (weight * torch.from_numpy(batch)).sum()
+            if number >= first:
+                batch += 1
+            loss.backward()
+            weight.grad = None
+    return [one.code for one in watch.diagnoses]
+
+
+@pytest.mark.parametrize(("first", "rounds"), [(0, 3), (10, 20), (70, 140)])
+def test_a_fault_of_every_round_is_found_though_it_begins_late(first: int, rounds: int) -> None:
+    assert train(first, rounds) == ["GS203"]
+
+
+def test_between_them_deep_mode_alone_sees_a_fault() -> None:
+    assert train(40, 60) == []
+    assert train(40, 60, "deep") == ["GS203"]
+
+
+def test_a_data_set_of_the_whole_program_is_not_looked_at_in_every_round() -> None:
+    held, weight = np.ones((8, 4), np.float32), torch.ones(4, requires_grad=True)
+    compared = []
+    recorder().core.clear()
+    with gradsan.watch():
+        data = torch.from_numpy(held)
+        for number in range(70):
+            if watching_of(recorder()).exports.any:
+                compared.append(number)
+            (data * weight).sum().backward()
+    assert compared == [*range(20), *range(32, 36), *range(64, 68)]
+
+
+@pytest.mark.parametrize("calls", [1, 20])
+def test_rounds_of_a_line_begin_where_it_is_called_after_a_backward(calls: int) -> None:
+    schedule = Schedule()
+    due = []
+    for number in range(40):
+        for _ in range(calls):
+            schedule.call(number)
+        due.append(schedule.is_due(number))
+    assert [number for number, one in enumerate(due) if not one] == [*range(20, 32), *range(36, 40)]
