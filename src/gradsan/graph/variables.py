@@ -43,9 +43,9 @@ _NOT_SEARCHED = (
     torch.Size,
 )
 # Exact classes, most of what programs hold: asking for these takes a tenth of ``isinstance``.
-_PLAIN = frozenset({str, bytes, int, float, complex, bool, type(None), types.FunctionType, types.ModuleType, type}) | {
-    torch.Generator
-}
+_PLAIN: frozenset[type] = frozenset(
+    (str, bytes, int, float, complex, bool, type(None), types.FunctionType, types.ModuleType, type, torch.Generator)
+)
 # A module's own bookkeeping; parameters, buffers and submodules are reached through its public iterators.
 _MODULE_INTERNALS = frozenset(vars(nn.Module()))
 
