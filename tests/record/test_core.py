@@ -38,7 +38,7 @@ def test_a_fresh_core(core):
 def test_attributes_can_be_set(core):
     core.active = True
     core.on_failure = len
-    names = ("clock", "saves", "write_count", "steps", "open_steps", "log_errors", "backwards")
+    names = ("clock", "saves", "write_count", "steps", "open_steps", "step_changes", "log_errors", "backwards")
     for number, name in enumerate(names, start=2**33):
         setattr(core, name, number)
         assert getattr(core, name) == number

@@ -43,7 +43,7 @@ class Core:
         self.saves = 0
         self.write_count = 0
         self.steps = 0
-        self.open_steps = 0
+        self.open_steps = self.step_changes = 0
         self._open: dict[int, int] = {}
         self.log_errors = 0
         self.backwards = 0
@@ -111,6 +111,7 @@ class Core:
         self._nodes.clear()
         self._writes.clear()
         self._step_log.clear()
+        self.step_changes += 1
         self._backward_log.clear()
         self.saves = self.write_count = self.steps = self.log_errors = self.backwards = 0
 
@@ -264,6 +265,7 @@ class Core:
         self.clock += 1
         # No counter, because a step that raised has no end; its optimizer begins another one later.
         self._open[id(optimizer)] = threading.get_ident()
+        self.step_changes += 1
         self.open_steps = len(self._open)
         try:
             before = _torch.hush() if _torch.has_function_modes() else None
@@ -289,6 +291,7 @@ class Core:
         ``on_step_end`` is called with optimizers that are not in ``settled``.
         """
         self._open.pop(id(optimizer), None)
+        self.step_changes += 1
         self.open_steps = len(self._open)
         self.steps += 1
         self.clock += 1

@@ -190,6 +190,7 @@ static PyMemberDef Core_members[] = {
     {"write_count", T_LONGLONG, offsetof(Core, write_count), 0, NULL},
     {"steps", T_LONGLONG, offsetof(Core, steps), 0, NULL},
     {"open_steps", T_LONGLONG, offsetof(Core, open_steps), 0, NULL},
+    {"step_changes", T_LONGLONG, offsetof(Core, step_changes), 0, NULL},
     {"log_errors", T_LONGLONG, offsetof(Core, log_errors), 0, NULL},
     {"backwards", T_LONGLONG, offsetof(Core, backwards), 0, NULL},
     {"backward_end", T_LONGLONG, offsetof(Core, backward_end), 0, NULL},

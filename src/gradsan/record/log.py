@@ -151,6 +151,7 @@ class Core(Log, Protocol):
     clock: int
     saves: int
     open_steps: int
+    step_changes: int
     log_errors: int
     backward_end: int
     quiet_from: int

@@ -103,7 +103,7 @@ class Steps:
         """Read from the log of ``core``: two entries a step."""
         self._core = core
         self.made_by_engine = MadeByEngine()
-        self._read_at = (-1, -1)
+        self._read_at = -1
         self._read: list[StepRecord] = []
 
     def install(self, patches: Patches) -> None:
@@ -119,13 +119,12 @@ class Steps:
     @property
     def steps(self) -> list[StepRecord]:
         """The steps still in the log, oldest first; read again if a step has been logged meanwhile."""
-        core = self._core
-        moment = (core.clock if core.open_steps else 0, core.steps)
-        if moment != self._read_at:
+        changes = self._core.step_changes
+        if changes != self._read_at:
             records, has_open = self._records()
             if has_open:
                 return records
-            self._read_at, self._read = moment, records
+            self._read_at, self._read = changes, records
         return self._read
 
     def _records(self) -> tuple[list[StepRecord], bool]:

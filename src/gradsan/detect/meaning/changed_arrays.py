@@ -34,6 +34,7 @@ class _Lent(NamedTuple):
 
     root: weakref.ref[Any]
     clock: int
+    backwards: int
     storage: int
     stack: RawStack
     numbers: torch.Tensor
@@ -61,13 +62,12 @@ class ChangedArrays:
         before = self._parts.get(place)
         if before is None or before.root() is not root or before.stack != stack:
             if len(self._parts) >= _PARTS:
-                self._parts = {key: one for key, one in self._parts.items() if one.root() is not None}
+                self._forget_dead()
             if len(self._parts) >= _PARTS:
                 return
             before = None
         core, times = self._core, 0
-        latest = latest_backward(core)
-        if before is not None and (latest is None or latest.clock <= before.clock):
+        if before is not None and core.backwards == before.backwards:
             return
         numbers = tensor.detach().reshape(-1).to(torch.float64, copy=True)
         if before is not None:
@@ -77,10 +77,17 @@ class ChangedArrays:
             times = before.times + 1
         storage = before.storage if before is not None else 0
         self._parts[place] = _Lent(
-            weakref.ref(root), core.tick(), _torch.storage_or_none(tensor), stack, numbers, times
+            weakref.ref(root), core.tick(), core.backwards, _torch.storage_or_none(tensor), stack, numbers, times
         )
+        latest = None if before is None else latest_backward(core)
         if before is not None and latest is not None:
             self._judge(before._replace(storage=storage), latest.stack)
+
+    def _forget_dead(self) -> None:
+        """Forget arrays that are gone, and lines that only pass such: an array made for one round never comes again."""
+        lines = {one.stack for one in self._parts.values()}
+        self._parts = {key: one for key, one in self._parts.items() if one.root() is not None}
+        self._refuted |= lines - {one.stack for one in self._parts.values()}
 
     def _is_scaled_again(self, stack: RawStack, factor: float | None) -> bool:
         """Whether ``factor`` is the earlier one at ``stack``, or a power of it, and far from 1.

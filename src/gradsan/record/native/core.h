@@ -7,7 +7,7 @@
 typedef struct {
     PyObject_HEAD
     char active;
-    long long open_steps, clock, saves;
+    long long open_steps, step_changes, clock, saves;
     PyObject *open; /* the thread of each open step, by the optimizer's id; no counter, as a step that raised begins again */
     PyObject *optimizer_code; /* the function of torch's optimizers that called last */
     Ring nodes, writes, step_log, backward_log;
@@ -244,6 +244,7 @@ static PyObject *Core_clear_logs(Core *self, PyObject *Py_UNUSED(ignored))
 {
     forget_stacks(self);
     forget_logs(self);
+    self->step_changes++;
     self->saves = self->write_count = self->steps = self->log_errors = self->backwards = 0;
     Py_RETURN_NONE;
 }

@@ -143,6 +143,7 @@ static int open_step(Core *core, PyObject *optimizer, int begins)
 {
     PyObject *number = PyLong_FromVoidPtr(optimizer), *thread = NULL;
     int done = -1;
+    core->step_changes++;
     if (number != NULL && begins) {
         thread = PyLong_FromUnsignedLong(PyThread_get_thread_ident());
         done = thread == NULL ? -1 : PyDict_SetItem(core->open, number, thread);
