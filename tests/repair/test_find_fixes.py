@@ -175,7 +175,7 @@ READ = {
     "ranks.append(float(np.corrcoef(rated.numpy(), stars.numpy())[0, 1]))": True,
     "ranks.append(float(np.abs(np.asarray(rated) - stars.numpy()).max()))": True,
     "loss = loss + 0.1 * torch.from_numpy(np.convolve(rated.numpy(), [0.5, 0.5])).pow(2).mean()": False,
-    "loss = loss * (1 + np.log1p(np.exp(rated.numpy())).mean().item())": False,
+    "loss = loss * (1 + np.abs(np.subtract.outer(rated.numpy(), rated.numpy())).mean().item())": False,
     "best = films[0].weight.numpy() if best is None else best": False,
     "stars = (stars + torch.from_numpy(np.clip(rated.numpy(), 0, 1))) / 2": False,
     "np.clip(films[2].weight.numpy(), -0.1, 0.1, out=films[2].weight.numpy())": False,
@@ -206,7 +206,7 @@ for _ in range(3):
 RETURNED = {
     ("x, w, low, high", "inside * w, (inside * x).sum(0)", "net(torch.randn(5, 2)), w, -2, 2"): True,
     ("x, w, low", "inside * w, (inside * x).sum(0)", "torch.randn(5, 3), w, -2"): False,
-    ("x, low, w", "inside * w, (inside * x).sum(0)", "net(torch.randn(5, 2)), -2, w"): False,
+    ("x, low, w", "inside * w, (inside * x).sum(0)", "net(torch.randn(5, 2)), -2, w"): True,
     ("x, low, w", "inside * w, None", "net(torch.randn(5, 2)), -2, w"): False,
 }
 """Inputs, what backward returns and the call, and whether it is known whose each gradient is."""

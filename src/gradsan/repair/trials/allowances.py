@@ -65,7 +65,7 @@ def allow(names: Iterable[str]) -> None:
     ``release_gradients``: ``zero_grad`` fills copies with zeros, so that a graph on the gradients stays.
     ``gathered_values``: values gathered by ``fully_shard`` are kept as the forward had them, as copies.
     ``read_values``: ``numpy()`` of a tensor that requires grad gives a copy; ``read_other_values``: one of other
-    values. ``padded_gradients``: a Function's backward may leave out the inputs at the end that need no gradient.
+    values. ``padded_gradients``: a Function's backward may leave out the inputs that need no gradient.
     ``own_rank``: DistributedDataParallel exchanges no gradients; those of a single rank are correct without.
     """
     wanted = frozenset(names)
@@ -184,20 +184,30 @@ def _with_own_gradient(register: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _padded(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """The backward of Functions, whose results get a None for each input at the end that needs no gradient.
+    """The backward of Functions, whose results get a None for each input that needs no gradient.
 
-    Only where each gradient that it returns belongs to an input that needs one: else it is not known whose it is.
+    The first use in which as many inputs need a gradient as it returns shows whose they are. Without one, they
+    belong to the first inputs, if each of these needs one.
     """
+    known: dict[tuple[type, int], tuple[int, ...]] = {}
 
     @functools.wraps(apply)
     def padded(node: Any, *gradients: Any) -> Any:
         result = apply(node, *gradients)
         given = result if isinstance(result, tuple) else (result,)
         needed = node.needs_input_grad
-        fits = all(wanted or one is None for one, wanted in zip(given, needed, strict=False))
-        if len(given) >= len(needed) or any(needed[len(given) :]) or not fits:
+        if len(given) >= len(needed):
             return result
-        return (*given, *(None,) * (len(needed) - len(given)))
+        wanted = tuple(position for position, one in enumerate(needed) if one)
+        if len(wanted) == len(given) and not any(one is None for one in given):
+            known.setdefault((type(node), len(given)), wanted)
+        places = known.get((type(node), len(given)))
+        if places is None and any(not needed[at] for at, one in enumerate(given) if one is not None):
+            return result
+        passed = dict(zip(places or range(len(given)), given, strict=True))
+        if any(passed.get(position) is None for position in wanted):
+            return result
+        return tuple(passed.get(position) for position in range(len(needed)))
 
     return padded
 
@@ -262,7 +272,11 @@ class _Carrying(TorchFunctionMode):
 
     def _read(self, tensor: torch.Tensor) -> torch.Tensor:
         copy = tensor.detach().clone()
-        return copy if "read_values" in self._wanted else 1 - copy
+        if "read_values" in self._wanted:
+            return copy
+        # Neither moved nor mirrored: a spread or a distance would be the same.
+        scale = torch.linspace(0.5, 1.5, copy.numel(), dtype=torch.float64, device=copy.device)
+        return ((1 - copy) * scale.view(copy.shape)).to(copy.dtype)
 
     def _may_write(self, failure: RuntimeError) -> bool:
         if _REFUSED_OUT in str(failure):

@@ -155,7 +155,7 @@ def gradients_for_inputs(frame: Frame, needs: tuple[bool, ...], many: int) -> tu
     """``None`` in the returns of the backward defined at ``frame``, which returns ``many`` gradients for more inputs.
 
     ``needs`` says for each input whether it needs a gradient. The existing gradients go to the inputs that need one
-    where their numbers agree, else to the first inputs. Empty where an input that needs one would get none.
+    where their numbers agree, else to the first inputs. Empty where an input that needs one would get none, or a None.
     """
     found = _function_at(frame)
     if found is None or not 0 < many < len(needs):
@@ -173,6 +173,8 @@ def gradients_for_inputs(frame: Frame, needs: tuple[bool, ...], many: int) -> tu
             return ()
         rest = iter(given)
         texts = [source.text(next(rest) or node) if fill else "None" for fill in filled]
+        if any(need and text == "None" for need, text in zip(needs, texts, strict=True)):
+            return ()  # one that is needed was not computed
         changes.append(edited(source, [Edit(source.span(node), f"return {', '.join(texts)}")], "return_one_each"))
     return tuple(change for change in changes if change is not None) if all(changes) else ()
 
