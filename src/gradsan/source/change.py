@@ -21,7 +21,8 @@ class Change:
     ``kind`` names the change (``out_of_place``, ``clone_before``, ``detach`` …). ``notes`` say when rebinding a name
     does less than writing in place did:
 
-    * ``parameter_not_returned``: a parameter which the function does not return: the caller keeps the old value
+    * ``parameter_not_returned``: a parameter which the function does not return, or whose caller goes on with what it
+      passed: the caller keeps the old value
     * ``loop_variable``: the name is a loop's variable: the iterable's elements keep the old values
     * ``aliased``: another name in the function stands for the same tensor and keeps the old value
     """

@@ -13,10 +13,13 @@ from gradsan.source.flow.targets import written_expression
 from gradsan.source.identifiers import dotted_path, leaf_name
 from gradsan.source.locate import expressions_at
 from gradsan.source.methods import MAKING_NEW
+from gradsan.source.rewrite.rebinding import can_rebind
+from gradsan.source.tree import SourceFile
 
 _OF_TENSORS = frozenset({"numpy", "__array__", "__dlpack__"})
 _OF_ARRAYS = frozenset({"from_numpy", "frombuffer", "as_tensor", "asarray"})
 _PRIMARY = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)
+_NAMES_OF_VALUES = ("value", "new_value", "written_value")
 
 
 def clone_given(frame: Frame, chosen: Callable[[ast.Call], ast.expr | None]) -> Change | None:
@@ -79,3 +82,26 @@ def clone_returned(frame: Frame) -> tuple[str, Change] | None:
             change = edited(one.source, [Edit.after(one.span, ".clone()")], "clone_at_save")
             return None if change is None else (one.text, change)
     return None
+
+
+def value_and_clone(source: SourceFile, statement: ast.stmt, name: str, notes: tuple[str, ...]) -> Change | None:
+    """``value = y[i] * s``, ``y = y.clone()`` and ``y[i] = value`` instead of ``y[i] = y[i] * s``.
+
+    Of ``h[i], c[i] = cell(x, (h[i], c[i]))`` both are copied.
+    """
+    if not isinstance(statement, ast.Assign) or len(statement.targets) > 1:
+        return None
+    target, span = statement.targets[0], source.span(statement)
+    parts = target.elts if isinstance(target, ast.Tuple) else [target]
+    wholes = [one.value for one in parts if isinstance(one, ast.Subscript)]
+    written = {source.text(one): one for one in wholes}
+    indent = source.indent(span)
+    used = {node.id for node in source.nodes if isinstance(node, ast.Name)}
+    free = next((one for one in _NAMES_OF_VALUES if one not in used), None)
+    if len(wholes) < len(parts) or name not in written or indent.strip() or free is None:
+        return None
+    copied = [text for text, one in written.items() if text == name or can_rebind(source, one)]
+    copies = "".join(f"{text} = {text}.clone()\n{indent}" for text in copied)
+    ahead = f"{free} = {source.text(statement.value)}\n{indent}{copies}"
+    edits = [Edit.before(span, ahead), Edit(source.span(statement.value), free)]
+    return edited(source, edits, "clone_before", notes)

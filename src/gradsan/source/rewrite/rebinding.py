@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from gradsan.heuristics import is_layers_parameter
-from gradsan.source.change import Change, Edit, edited
+from gradsan.source.change import Edit
 from gradsan.source.flow.aliases import is_read_as_whole
 from gradsan.source.flow.reaching import is_still_argument, is_tensor_made_here, keeps_binding
+from gradsan.source.flow.scopes import arguments_of
 from gradsan.source.flow.targets import aliased_expression
 from gradsan.source.flow.writing import written_root
 from gradsan.source.identifiers import bindings_of, binds, chain_key, constant_key, leaf_name, local_nodes, parameters
@@ -72,7 +73,7 @@ def notes_on_rebinding(source: SourceFile, target: ast.expr) -> tuple[str, ...]:
     function = source.function(target)
     scope = source.module if function is None else function
     notes: list[str] = []
-    if _is_argument(source, target) and not _is_returned(source, scope, name):
+    if _is_argument(source, target) and (not _is_returned(source, scope, name) or _is_read_by_callers(source, target)):
         notes.append("parameter_not_returned")
     if _is_comprehension_variable(source, target) or any(
         isinstance(loop, ast.For | ast.AsyncFor) and name in _names_in(loop.target) for loop in local_nodes(scope)
@@ -106,7 +107,10 @@ def is_written_for_others(source: SourceFile, target: ast.expr, operation: ast.e
 
 
 def is_written_for_caller(source: SourceFile, target: ast.expr, operation: ast.expr | ast.stmt) -> bool:
-    """Whether ``target`` is an argument, or a part of one, that its function neither returns nor reads afterwards."""
+    """Whether ``target`` is an argument, or a part of one, that its function neither returns nor reads afterwards.
+
+    Or which a caller in the file goes on with, and not with the result.
+    """
     while isinstance(target, ast.Subscript):
         target = target.value
     function = source.function(target)
@@ -114,9 +118,27 @@ def is_written_for_caller(source: SourceFile, target: ast.expr, operation: ast.e
         return False
     if isinstance(source.statement(operation), ast.Assign) and not isinstance(operation, ast.Subscript):
         return False  # ``mixed = x.mul_(a)`` goes on with the result
-    if not _is_argument(source, target) or _is_returned(source, function, target.id):
+    if not _is_argument(source, target):
         return False
+    if _is_returned(source, function, target.id):
+        return _is_read_by_callers(source, target)
     return not _is_read_behind(source, function.body, target.id, operation)
+
+
+def _is_read_by_callers(source: SourceFile, written: ast.Name) -> bool:
+    """Whether a call in the file drops the result and has what it passed for an argument, or reads that afterwards."""
+    function = source.function(written)
+    if not isinstance(function, ast.FunctionDef):
+        return False
+    for call in source.nodes:
+        if not isinstance(call, ast.Call) or leaf_name(call.func) != function.name:
+            continue
+        passed, at = dict(arguments_of(function, call)).get(written.id), source.statement(call)
+        if isinstance(at, ast.Expr) and at.value is call and isinstance(passed, ast.Name | ast.Attribute):
+            return True
+        if isinstance(passed, ast.Name) and is_read_afterwards(source, passed, call):
+            return True
+    return False
 
 
 def _is_read_behind(source: SourceFile, body: Sequence[ast.stmt], name: str, operation: ast.expr | ast.stmt) -> bool:
@@ -391,29 +413,3 @@ def _is_read_before(source: SourceFile, top: ast.Call, target: ast.expr) -> bool
         and source.span(node) < source.span(top)
         for node in ast.walk(statement)
     )
-
-
-_NAMES_OF_VALUES = ("value", "new_value", "written_value")
-
-
-def value_and_clone(source: SourceFile, statement: ast.stmt, name: str, notes: tuple[str, ...]) -> Change | None:
-    """``value = y[i] * s``, ``y = y.clone()`` and ``y[i] = value`` instead of ``y[i] = y[i] * s``.
-
-    Of ``h[i], c[i] = cell(x, (h[i], c[i]))`` both are copied.
-    """
-    if not isinstance(statement, ast.Assign) or len(statement.targets) > 1:
-        return None
-    target, span = statement.targets[0], source.span(statement)
-    parts = target.elts if isinstance(target, ast.Tuple) else [target]
-    wholes = [one.value for one in parts if isinstance(one, ast.Subscript)]
-    written = {source.text(one): one for one in wholes}
-    indent = source.indent(span)
-    used = {node.id for node in source.nodes if isinstance(node, ast.Name)}
-    free = next((one for one in _NAMES_OF_VALUES if one not in used), None)
-    if len(wholes) < len(parts) or name not in written or indent.strip() or free is None:
-        return None
-    copied = [text for text, one in written.items() if text == name or can_rebind(source, one)]
-    copies = "".join(f"{text} = {text}.clone()\n{indent}" for text in copied)
-    ahead = f"{free} = {source.text(statement.value)}\n{indent}{copies}"
-    edits = [Edit.before(span, ahead), Edit(source.span(statement.value), free)]
-    return edited(source, edits, "clone_before", notes)

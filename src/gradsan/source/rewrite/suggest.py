@@ -37,7 +37,8 @@ from gradsan.source.identifiers import (
 )
 from gradsan.source.locate import Expression, Statement, expression_at, expressions_at, statement_at, statements_at
 from gradsan.source.methods import ADDING, KEEPS_SEVERAL
-from gradsan.source.rewrite.rebinding import can_rebind, notes_on_rebinding, value_and_clone
+from gradsan.source.rewrite.copied import value_and_clone
+from gradsan.source.rewrite.rebinding import can_rebind, notes_on_rebinding
 from gradsan.source.rewrite.uncut import as_decorator
 from gradsan.source.tree import SourceFile, Span, header_nodes, source_lines
 
