@@ -28,6 +28,17 @@ def parameters_of(*optimizers: Any) -> list[torch.Tensor]:
     return [one for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]]
 
 
+def own_group(optimizer: Any, parameter: torch.Tensor) -> dict[str, int]:
+    """The number of the ``group`` of a parameter if it has options of its own, such as another learning rate."""
+    for number, group in enumerate(optimizer.param_groups):
+        if any(one is parameter for one in group["params"]):
+            # A scheduler keeps what it changes.
+            options = {**group, "lr": group.get("initial_lr", group.get("lr"))}
+            defaults = getattr(optimizer, "defaults", {})
+            return {"group": number} if any(options.get(key) != value for key, value in defaults.items()) else {}
+    return {}
+
+
 def has_step_hooks(optimizer: Any) -> bool:
     """Whether something is called before each step of an optimizer. Missing: False."""
     return bool(getattr(optimizer, "_optimizer_step_pre_hooks", None))

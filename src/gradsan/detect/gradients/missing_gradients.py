@@ -299,10 +299,13 @@ class MissingGradients(Detector):
         for parameter, instead in replaced[:_SHOWN]:
             clues.append(Clue("parameter", name=instead.path, values={**_torch.facts_of(parameter), **counts}))
             made = site_that_made(self._core, instead.tensor.grad_fn, threading.get_ident())
-            clues.append(Clue("replaced", made, name=instead.path))
+            clues.append(Clue("replaced", made, name=instead.path, values=_torch.own_group(optimizer, parameter)))
             if (late := self._making.late(instead.tensor)) is not None:
                 clues.append(Clue("registered", symbolise(late.stack), name=instead.path))
-        clues += [Clue("replaced", name=instead.path) for _, instead in replaced[_SHOWN:]]
+        clues += [
+            Clue("replaced", name=instead.path, values=_torch.own_group(optimizer, parameter))
+            for parameter, instead in replaced[_SHOWN:]
+        ]
         failure = Failure("leaf_lost", "", "", site, tuple(clues), raised=False)
         if any(instead.tensor.is_leaf for _, instead in replaced):
             self._found(failure)

@@ -9,7 +9,10 @@ from gradsan.model import Failure, Frame, Lines
 
 
 def given_to_optimizer(failure: Failure) -> Lines:
-    """All new parameters added to the optimizer, right after the last of the statements that set them on the model."""
+    """All new parameters added to the optimizer, right after the last of the statements that set them on the model.
+
+    With the options of the group that the old ones are in.
+    """
     frame, lost = failure.site.user_frame, failure.clues_of("replaced")
     holder = None if frame is None else source.method_receiver(frame)
     found = [None if frame is None or not one.name else _set_at(frame, one.name) for one in lost]
@@ -22,8 +25,15 @@ def given_to_optimizer(failure: Failure) -> Lines:
         return ()
     if any(one != place and source.is_conditional(one) for _, one in known):
         return ()
+    groups = {one.values.get("group") for one in lost}
+    if len(groups) > 1:
+        return ()
     joined = given[0] if len(given) == 1 else f"[{', '.join(_spread(one) for one in given)}]"
-    change = source.added_to_optimizer(place, frame, holder, joined)
+    if (group := groups.pop()) is not None:
+        options = f'**{holder}.param_groups[{group}], "params": {joined}'
+    else:
+        options = f'"params": {joined}'
+    change = source.added_to_optimizer(place, frame, holder, options)
     return source.changed_lines(place.file, change)
 
 
