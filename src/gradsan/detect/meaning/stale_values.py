@@ -30,13 +30,13 @@ from gradsan.model import Clue
 from gradsan.record.backwards import PastBackward
 from gradsan.record.detector import Finder, Run
 from gradsan.record.ledger import call_that_made, site_that_made
-from gradsan.record.log import logged_writes
+from gradsan.record.log import RawCall, logged_writes
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
 ROW = "value_built_once"
 _ROUNDS, _PASSED = (4, 8, 16), 3
-_CAST = "ToCopyBackward0"
+_CAST, _MOST_LOOKED_AT = "ToCopyBackward0", 500
 
 
 class StaleValues(Finder):
@@ -61,11 +61,11 @@ class StaleValues(Finder):
         terms = set(linear_below(backward.roots))
         # Of the many values of a model the largest is the most telling.
         for reader, value in sorted(_crossings(order, past), key=lambda one: -_size(one[1])):
-            if reader not in terms and self._judge(entry, reader, value, past):
+            if reader not in terms and self._judge(entry, reader, value, past, order):
                 self._described.add(entry.stack)
                 return
 
-    def _judge(self, entry: RawBackward, reader: Any, value: Any, past: list[PastBackward]) -> bool:
+    def _judge(self, entry: RawBackward, reader: Any, value: Any, past: list[PastBackward], order: list[Node]) -> bool:
         """Report a value, if parameters that it was computed from have been updated in each round since."""
         borders = [*(one.clock for one in past), entry.clock]
         leaves = [] if _looks_at_leaf(value) else walk.leaves_of(walk.engine_order([value]))
@@ -79,6 +79,9 @@ class StaleValues(Finder):
         held = next(naming.find(frame, lambda one: not one.is_leaf and one.grad_fn is value), None)
         if held is not None and self._is_written(held.tensor, built.clock):
             return False
+        is_cast = held is None and value.name() == _CAST
+        if not is_cast and self._is_made_again(built, past[0], entry.thread, order):
+            return False
         name = naming.name_of(leaf, frame) if held is None else held.path
         shape, dtype, device = _torch.output_info(value, 0) or ((), "?", "?")
         info = {"shape": shape, "dtype": dtype, "device": device}
@@ -89,7 +92,7 @@ class StaleValues(Finder):
                 "built",
                 symbolise(built.stack),
                 name=name,
-                values={**info, "is_cast": held is None and value.name() == _CAST},
+                values={**info, "is_cast": is_cast},
             ),
             Clue("updated", symbolise(stack), name=updater),
             Clue("read", read),
@@ -113,6 +116,17 @@ class StaleValues(Finder):
         if not all(any(low < clock < high for clock in clocks) for low, high in itertools.pairwise(borders)):
             return None
         return max(found, key=lambda one: one[0])[1:]
+
+    def _is_made_again(self, built: RawCall, first: PastBackward, thread: int, order: list[Node]) -> bool:
+        """Whether the same call was made in the rounds since: a state that is carried from round to round."""
+        if self._core.ran_since(built.stack, first.sequence, thread):
+            return True
+        # Python may have specialised a call since: then the same lines have another stack.
+        younger = (node for node in order if (_torch.node_sequence(node) or 0) >= first.sequence)
+        looked_at = itertools.islice(younger, _MOST_LOOKED_AT)
+        calls = (call_that_made(self._core, _torch.node_sequence(node), thread) for node in looked_at)
+        site = symbolise(built.stack)
+        return any(call is not None and symbolise(call.stack) == site for call in calls)
 
     def _is_written(self, tensor: torch.Tensor, since: int) -> bool:
         storage = _torch.storage_or_none(tensor)
