@@ -12,7 +12,7 @@ import importlib
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -212,3 +212,17 @@ def _written_by_hand() -> Mapping[str, Mapping[str, Any]]:
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     text = Path(__file__).with_name("formulas.toml").read_text(encoding="utf-8")
     return cast("Mapping[str, Mapping[str, Any]]", toml.loads(text))
+
+
+def has_saved_written(name: str, operands: Sequence[str]) -> bool:
+    """Whether a Node has saved an operand that was written since: a gradient of one of the others needs it."""
+    inputs = inputs_of(name) or ()
+    if len(inputs) != len(operands):
+        return False  # one of them is a list
+    states = dict(zip(inputs, operands, strict=True))
+    return any(
+        states.get(slot.name) == "written"
+        and any(states.get(one, "constant") != "constant" for group in slot.asked_for for one in group)
+        for slot in slots_of(name)
+        if not slot.is_output
+    )

@@ -13,8 +13,9 @@ LEFT_UNRECORDED = "help.left_unrecorded_how"
 """Message key of a change that fixes the gradient of the saved value, and leaves the write without one."""
 LEFT_CONSTANT = "help.left_constant_how"
 """Message key of a change that leaves a gradient without a graph: nothing is learnt through it."""
-TRAINED_BY_BOTH = "help.trained_by_both_how"
-"""Message key of a change after which a loss also trains what only another loss's optimizer has."""
+TRAINED_BY_BOTH, NOT_BY_BOTH = "help.trained_by_both_how", "help.not_by_both_how"
+"""Message keys of changes after which a loss also trains what only another optimizer has, and after which it no longer
+does, where either may be meant."""
 
 
 def for_unrecorded(facts: Facts, name: str | Message) -> tuple[Fix, ...]:

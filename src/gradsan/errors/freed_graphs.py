@@ -7,7 +7,8 @@ Roles: ``needed`` (this backward), ``freed_by`` (the earlier one), ``saved`` (th
 ``bridge`` (the tensor by which the new graph depends on the freed one) with ``bridge_made`` and ``bridge_taken`` (the
 calls around it), ``further`` (another such tensor), ``updated`` (a step between the two backwards, or another write to
 a leaf of the freed graph; ``values``: the ``operands`` that steps have changed, where that is known), ``borrowed`` (a
-tensor by which one of the losses depends on a network that another optimizer trains) with ``borrowed_made`` and
+tensor by which one of the losses depends on a network that another optimizer trains; ``values``: ``is_only``, whether
+the other loss trains that network alone) with ``borrowed_made`` and
 ``borrowed_taken``, ``held`` (a live variable whose graph leads back to the freed Node; ``values``: the fields of
 :class:`gradsan.model.Held`), ``path`` (the Nodes from the loss to the freed one; ``values``: ``passed``, as in
 :class:`gradsan.model.Conflict`).
@@ -129,8 +130,8 @@ def gather_second_backward(context: Context) -> tuple[Clue, ...]:
             clues.append(Clue("updated", symbolise(step.stack), op=step.optimizer, values=values))
             return (*clues, *_borrowed(context, by))
     clues += _by_hand(context, join.older, by)
-    alone = borrowed.by_another_optimizer(core, by, backward, context.frame, context.inputs)
-    return (*clues, *_as_clues(alone, is_later=True))
+    found, is_only = borrowed.by_another_optimizer(core, by, backward, context.frame, context.inputs)
+    return (*clues, *_as_clues(found, is_later=True, is_only=is_only))
 
 
 def _by_hand(context: Context, older: Node, by: PastBackward) -> list[Clue]:
@@ -236,10 +237,10 @@ def _borrowed(context: Context, by: PastBackward) -> list[Clue]:
     return _as_clues(found, is_later=is_later)
 
 
-def _as_clues(found: Iterable[Bridge], *, is_later: bool) -> list[Clue]:
+def _as_clues(found: Iterable[Bridge], *, is_later: bool, is_only: bool = False) -> list[Clue]:
     clues: list[Clue] = []
     for number, one in enumerate(found):
-        values = {"number": number, "is_later": is_later}
+        values = {"number": number, "is_later": is_later, "is_only": is_only}
         clues.append(Clue("borrowed", name=one.name, op=one.older, values=values))
         clues += [Clue("borrowed_made", site, values=values) for site in one.made_near]
         clues += [Clue("borrowed_taken", site, op=one.younger, values=values) for site in one.taken_near]

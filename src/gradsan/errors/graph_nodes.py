@@ -2,7 +2,8 @@
 
 Roles: ``node`` (the call that made the Node; ``op`` its name; ``values``: ``needs``, which inputs of a custom Function
 need a gradient), ``definition`` (where a custom Function's backward is defined), ``input`` (what a gradient was asked
-for: ``name``; ``values``: ``rebased``, whether the graph of the loss leads to what it was before an in-place write),
+for: ``name``; ``values``: ``rebased``, whether the graph of the loss leads to what it was before an in-place write;
+``passed_by``, to what it was made of; ``others_reached``, to at least half of all that was asked for),
 ``rebased`` (that operation), ``loss`` (``values``: ``shape``, ``dtype``, ``device``).
 
 Roles: ``overlapping_write`` (a logged write to a tensor with several elements at one place of memory: ``op``, and
@@ -79,8 +80,10 @@ def gather_inputs(context: Context) -> Iterator[Clue]:
         if not torch.is_tensor(one):
             continue
         before = reached is not None and one.grad_fn is not None and _older_in(one.grad_fn, reached)
-        few = reached is not None and _mostly_reached(inputs, reached)
-        yield Clue("input", name=naming.name_of(one, context.frame), values={"rebased": before, "others_reached": few})
+        passed_by = reached is not None and _was_passed_by(one, reached)
+        few = reached is not None and not passed_by and _mostly_reached(inputs, reached)
+        values = {"rebased": before, "passed_by": passed_by, "others_reached": few}
+        yield Clue("input", name=naming.name_of(one, context.frame), values=values)
         if before:
             storage = _torch.storage_identity(one)
             for write in reversed(logged_writes(context.core)):
@@ -95,6 +98,14 @@ def _mostly_reached(inputs: Sequence[Any], reached: set[Node]) -> bool:
     tensors = [one for one in inputs if torch.is_tensor(one)]
     found = [one for one in tensors if id(one) in leaves or (one.grad_fn is not None and one.grad_fn in reached)]
     return bool(found) and 2 * len(found) >= len(tensors)
+
+
+def _was_passed_by(one: torch.Tensor, reached: set[Node]) -> bool:
+    """Whether the loss was computed from what an input without effect was made of: it should have read the input."""
+    if one.grad_fn is None or one.grad_fn in reached:
+        return False
+    used = {id(leaf) for leaf in walk.leaves_of(reached)}
+    return any(id(leaf) in used for leaf in walk.leaves_of(walk.engine_order([one.grad_fn])))
 
 
 def _older_in(node: Node, reached: set[Node]) -> bool:

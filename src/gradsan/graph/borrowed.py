@@ -99,15 +99,42 @@ def by_gone_loss(
 
 def by_another_optimizer(
     core: Log, past: PastBackward, backward: BackwardRecord, frame: FrameType | None, inputs: Sequence[Any] = ()
-) -> tuple[Bridge, ...]:
-    """The same where no step lies between: what ``past`` has freed, if other optimizers have all of its parameters."""
-    order = walk.engine_order(backward.roots)
+) -> tuple[tuple[Bridge, ...], bool]:
+    """The same where no step lies between: what ``past`` has freed, if other optimizers have all of its parameters.
+
+    Of the later loss, else of the earlier one; and whether one of both trains nothing else than these parameters.
+    """
+    order, roots = walk.engine_order(backward.roots), tuple(past.live_roots() or ())
+    earlier = walk.engine_order(roots) if roots else []
+    shared = _freed_storages(order, past, set(earlier))
+    if not shared:
+        return (), False
+    kinds = _Leaves(shared)
+    for own, other in ((backward.roots, earlier), (roots, order)):
+        edges = _border(own, kinds, _OTHERS, _MOVED) if _has_network_of(shared, own) else []
+        if not edges or any(edge.younger in set(other) for edge in edges):
+            continue
+        trained = {_torch.storage_identity(leaf) for leaf in walk.leaves_of(other)}
+        is_asked = own is backward.roots and _asks_behind(edges, inputs)
+        found = () if is_asked else _as_bridges(core, backward.thread, frame, edges)
+        return found, bool(trained) and trained <= shared
+    return (), False
+
+
+def _freed_storages(order: list[Node], past: PastBackward, known: set[Node]) -> set[int]:
+    """The storages of the leaves behind what ``past`` has freed of a graph; ``known`` are the Nodes of its own.
+
+    The later backward itself has freed what it has run; it came to the oldest Node last, or not at all. Without
+    ``known``, the earlier loss may have trained all parameters of the optimizers that have the leaves of that one.
+    """
     freed = [node for node in order if _is_before(node, past) and _torch.was_freed(node)]
-    shared = {_torch.storage_identity(leaf) for leaf in walk.leaves_of(walk.engine_order(freed) if freed else ())}
-    if not _has_network_of(shared, backward.roots):
-        return ()
-    edges = _border(backward.roots, _Leaves(shared), _OTHERS, _MOVED)
-    return () if _asks_behind(edges, inputs) else _as_bridges(core, backward.thread, frame, edges)
+    freed = [node for node in freed if node in known] if known else freed[-1:]
+    found = {_torch.storage_identity(leaf) for leaf in walk.leaves_of(walk.engine_order(freed) if freed else ())}
+    if not known:
+        for one in optimizers_alive() if found else ():
+            held = {_torch.storage_identity(p) for p in _torch.parameters_of(one)}
+            found |= held if held & found else set()
+    return found
 
 
 def _asks_behind(edges: Sequence[walk.Crossing], inputs: Sequence[Any]) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import cast
 
+from gradsan.diagnose.value_fixes import NOT_BY_BOTH
 from gradsan.model import Fix, Message
 from gradsan.repair.judging import MEANT, TWICE, Tried
 from gradsan.repair.patch import Patch
@@ -49,7 +50,7 @@ def is_implied(fix: Fix) -> bool:
     A value that every round computes anyway is not meant to be recomputed: the earlier value was to be kept. Where only
     a name suggests so, the user is asked.
     """
-    if fix.how_changed is not None and fix.how_changed.key in (TWICE, _UNSURE, _CUT_TERM):
+    if fix.how_changed is not None and fix.how_changed.key in (TWICE, _UNSURE, _CUT_TERM, NOT_BY_BOTH):
         return False
     return fix.kind in IMPLIED or fix.summary.key in MEANT
 

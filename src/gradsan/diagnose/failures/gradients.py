@@ -24,7 +24,7 @@ from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts, statements
 from gradsan.diagnose.failures.loss_without_graph import cuts_before, cuts_in_order, undone_cuts
 from gradsan.diagnose.needs import op_name
-from gradsan.model import Diagnosis, Failure, Fix, Lines, Message, NamedTensor, Severity, Site
+from gradsan.model import Clue, Diagnosis, Failure, Fix, Lines, Message, NamedTensor, Severity, Site
 
 
 def gradient_overwritten(failure: Failure) -> Diagnosis | None:
@@ -251,6 +251,8 @@ def graph_rules(failure: Failure) -> Diagnosis | None:
         fixes = (("take_before_write", "preserved"), *fixes)
     elif before is not None:
         values["loss"] = before[0]
+    elif _is_passed_by(tensor):
+        fixes = (("compute_with_input", "changed"),)
     return parts.diagnosis(
         failure,
         rule.code,
@@ -323,6 +325,10 @@ def _lines(failure: Failure, kind: str, name: str | None) -> Lines:
     return tuple(line for change in changes for line in source.changed_lines(frame.file, change))
 
 
+def _is_passed_by(tensor: Clue | None) -> bool:
+    return tensor is not None and bool(tensor.values.get("passed_by"))
+
+
 def _itself(failure: Failure, values: Mapping[str, object]) -> tuple[Fix, ...]:
     """The tensor itself, where the call asks for the gradient of a copy that it makes: no loss was computed from it."""
     lines = () if failure.row != "unused_in_graph" else source.changed_at(failure.site.user_frame, source.input_itself)
@@ -360,7 +366,7 @@ def _explanation(failure: Failure, rule: Rule, *, is_before: bool) -> str:
     elif failure.row == "unused_in_graph":
         tensor = failure.clue("input")
         is_rebased = tensor is not None and tensor.values.get("rebased")
-        ending = "_rebased" if is_rebased else "_earlier" if is_before else ""
+        ending = "_rebased" if is_rebased else "_earlier" if is_before else "_passed_by" * _is_passed_by(tensor)
     return f"explanation.{rule.slug}{ending}"
 
 

@@ -11,6 +11,7 @@ from gradsan.model import Diagnosis, Failure, Fix, Label, Lines, Message, NamedT
 
 _OFF = frozenset({"grad_mode_off", "grad_left_off"})
 _MODES = _OFF | {"no_grad", "inference_mode"}
+_TITLES = {"gradient": "gradient"}
 _MOST_SHOWN = 3
 
 
@@ -34,7 +35,7 @@ def loss_without_graph(failure: Failure) -> Diagnosis | None:
         "GS405",
         "loss_without_graph",
         values=values,
-        title="title.loss_without_graph_mode" if cut.kind in _OFF else "title.loss_without_graph_cut",
+        title=f"title.loss_without_graph_{'mode' if cut.kind in _OFF else _TITLES.get(cut.kind, 'cut')}",
         explanation=f"explanation.loss_without_graph_{explained}",
         labels=(*cuts_in_order(cuts), *used),
         tensor=_tensor(failure, name),
@@ -158,11 +159,12 @@ def _is_the_one(cut: source.Cut, found: tuple[source.Cut, ...]) -> bool:
 
 def _fix(cut: source.Cut, is_the_one: bool) -> Fix:
     change = source.undone(cut.frame, cut.kind) if is_the_one else None
+    how = "help.cut_gradient_how" if cut.kind == "gradient" else "help.cut_with_graph_how"
     return Fix(
         kind=f"undo_{cut.kind}",
         meaning="changed",
         summary=Message(f"help.cut_{cut.kind}", {"operand": cut.operand}),
-        how_changed=Message("help.cut_with_graph_how", {"operand": cut.operand}) if cut.operand else None,
+        how_changed=Message(how, {"operand": cut.operand}) if cut.operand else None,
         lines=source.changed_lines(cut.frame.file, change),
     )
 

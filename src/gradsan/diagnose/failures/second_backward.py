@@ -24,7 +24,7 @@ from gradsan.diagnose.collected import (
 from gradsan.diagnose.completed import joined
 from gradsan.diagnose.failures import parts
 from gradsan.diagnose.names import shared_level
-from gradsan.diagnose.value_fixes import LEFT_CONSTANT, TRAINED_BY_BOTH
+from gradsan.diagnose.value_fixes import LEFT_CONSTANT, NOT_BY_BOTH, TRAINED_BY_BOTH
 from gradsan.model import (
     Bridge,
     Clue,
@@ -64,6 +64,7 @@ class _Case:
     carrier: carriers.Carrier | None
     name: str | Message
     bound_at: Frame | None
+    saved: Clue | None = None
 
     @property
     def updated(self) -> Site | None:
@@ -78,7 +79,7 @@ class _Case:
         operands = None if clue is None else clue.values.get("operands")
         if not isinstance(operands, tuple):
             return KEEPS_OLD  # it is not known what the update changed
-        is_stale = any(_has_saved_written(name, states) for name, states in operands)
+        is_stale = any(needs.has_saved_written(name, states) for name, states in operands)
         return BECOMES_GS110 if is_stale else KEEPS_OLD if operands else COSTS
 
 
@@ -168,7 +169,10 @@ def _carried(case: _Case) -> Diagnosis:
         if _is_average(case, made):
             # Detached, the sum gives each round the gradient of an ever smaller part of its own loss.
             cuts = (parts.fix("own_loss", "changed", values), *(replace(one, lines=()) for one in cuts))
-    return _diagnosis(case, CARRIED, (*cuts, parts.fix("reset_state", "changed", values)), GROWS)
+    is_sum = bool(case.bridge.values.get("is_sum"))
+    anew = parts.fix("reset_sum" if is_sum else "reset_state", "changed", values)
+    why = "explanation.freed_sum_carried_over" if is_sum else None
+    return _diagnosis(case, CARRIED, (*cuts, anew), GROWS, explanation=why)
 
 
 def _is_average(case: _Case, made: Sequence[Site]) -> bool:
@@ -182,6 +186,7 @@ def _is_average(case: _Case, made: Sequence[Site]) -> bool:
 
 
 def _shared(case: _Case) -> Diagnosis:
+    case = _from_oldest(case)
     values = {"name": case.name}
     if case.updated is not None and case.bridge.values.get("cached"):
         updated = case.updated.shown_frame
@@ -200,15 +205,37 @@ def _shared(case: _Case) -> Diagnosis:
     lines = source.changed_at(freed, source.graph_for_gradient)
     if lines:
         return _diagnosis(case, SHARED, _for_gradient(case, lines))
-    cut = detach_other_network(_borrowed(case.failure), None)
+    bridges = _borrowed(case.failure)
+    cut = detach_other_network(bridges, None)
+    by_both = Message(TRAINED_BY_BOTH, {"name": ", ".join(one.name for one in bridges if one.name) or case.name})
     if cut and freed is not None and needed is not None and source.clears_between(freed, needed):
         # Each backward has an optimizer of its own, whose gradients are cleared before it.
-        kept = replace(_keep_graph(case), meaning="changed", how_changed=Message(TRAINED_BY_BOTH, values))
-        return _diagnosis(case, SHARED, (*cut, kept))
+        return _diagnosis(case, SHARED, (*cut, replace(_keep_graph(case), meaning="changed", how_changed=by_both)))
     if freed is not None and source.has_keyword(freed, "create_graph"):
         return _diagnosis(case, SHARED, (_keep_graph(case),))  # a gradient, which a loss computes with
     joined = source.backward_of_sum(freed, needed) if freed is not None and needed is not None else ()
-    return _diagnosis(case, SHARED, (parts.fix("sum_losses", "preserved", values, lines=joined), _keep_graph(case)))
+    fixes = parts.fix("sum_losses", "preserved", values, lines=joined), _keep_graph(case)
+    if bridges:
+        # Whether both are to train what another optimizer has, the program does not say.
+        fixes = tuple(replace(one, meaning="changed", how_changed=by_both) for one in fixes)
+        if any(one.values.get("is_only") for one in case.failure.clues_of("borrowed")):
+            return _diagnosis(case, SHARED, (*cut, *fixes))
+        choice = parts.fix("choose_losses", "changed", by_both.values)
+        cut = tuple(replace(one, how_changed=Message(NOT_BY_BOTH, by_both.values)) for one in cut)
+        return _diagnosis(case, SHARED, (choice, *fixes, *cut))
+    return _diagnosis(case, SHARED, fixes)
+
+
+def _from_oldest(case: _Case) -> _Case:
+    """The case of the oldest freed value, where the earlier loss is gone, and with it what else the two share.
+
+    The later backward itself has freed the first values that it came to, and never came to the oldest.
+    """
+    frame, first = _computed_before(case), case.failure.clue("freed_first")
+    bound = None if frame is None or case.freed_by.values.get("certain") else source.bound_name((frame,))
+    if bound is None or first is None:
+        return case
+    return replace(case, bridge=first, saved=first, name=bound[0], bound_at=bound[1])
 
 
 def _filled_before(case: _Case) -> tuple[Fix, ...]:
@@ -243,9 +270,9 @@ def _once(case: _Case) -> Diagnosis:
     note = case.if_kept if case.updated else COSTS
     used = case.needed.shown_frame
     if case.bridge.values.get("cached"):
-        entered = () if used is None else source.enter_each_round(used, "cached")
-        fixes = tuple(parts.fix("cache_each_round", "changed", values, lines=lines) for lines in entered or ((),))
-        return _diagnosis(case, ONCE, fixes, note, explanation="explanation.graph_kept_by_cache")
+        lines = () if used is None else source.enter_each_round(used, "cached")
+        fix = parts.fix("cache_each_round", "changed", values, lines=lines)
+        return _diagnosis(case, ONCE, (fix,), note, explanation="explanation.graph_kept_by_cache")
     made = () if case.bridge.site is None else case.bridge.site.user_frames
     if case.bridge.values.get("is_unheld"):
         whole = source.changed_at(case.bound_at or (made[-1] if made else None), source.leaf_alone)
@@ -323,7 +350,7 @@ def _diagnosis(
     tensor = None
     if isinstance(case.name, str):
         tensor = replace(parts.tensor_of(case.bridge, case.name), op=case.bridge.op)
-    saved = case.failure.clue("saved")
+    saved = case.saved or case.failure.clue("saved")
     certain = bool(case.freed_by.values.get("certain"))
     labels = (
         *(_first_label(case) if cause is ONCE else ()),
@@ -348,12 +375,18 @@ def _diagnosis(
 
 def _first_label(case: _Case) -> tuple[Label, ...]:
     """The statement, before the one that bound the value, from which on its graph is gone."""
+    frame = _computed_before(case)
+    if frame is None:
+        return ()
+    return (Label("note", frame, Message(COMPUTED_ONCE_TOO, {"name": case.name}), None, Site((frame,))),)
+
+
+def _computed_before(case: _Case) -> Frame | None:
+    """The statement that made the oldest freed value, before the one that bound the shared value, in its function."""
     first, bound_at = case.failure.clue("freed_first"), case.bound_at
     frames = () if first is None or first.site is None else first.site.user_frames
     own = [one for one in frames if bound_at is not None and source.in_same_function(one, bound_at)]
-    if bound_at is None or not own or own[-1].line >= bound_at.line:
-        return ()
-    return (Label("note", own[-1], Message(COMPUTED_ONCE_TOO, {"name": case.name}), None, Site((own[-1],))),)
+    return own[-1] if own and bound_at is not None and own[-1].line < bound_at.line else None
 
 
 def _bridge_label(case: _Case, key: str | None, values: Mapping[str, object]) -> tuple[Label, ...]:
@@ -363,20 +396,6 @@ def _bridge_label(case: _Case, key: str | None, values: Mapping[str, object]) ->
     if case.bound_at is None:
         return label_texts.at("bridge", case.bridge.site, message, op=case.bridge.op)
     return (Label("bridge", case.bound_at, message, case.bridge.op, Site((case.bound_at,))),)
-
-
-def _has_saved_written(name: str, operands: Sequence[str]) -> bool:
-    """Whether a Node has saved an operand that was written since: a gradient of one of the others needs it."""
-    inputs = needs.inputs_of(name) or ()
-    if len(inputs) != len(operands):
-        return False  # one of them is a list
-    states = dict(zip(inputs, operands, strict=True))
-    return any(
-        states.get(slot.name) == "written"
-        and any(states.get(one, "constant") != "constant" for group in slot.asked_for for one in group)
-        for slot in needs.slots_of(name)
-        if not slot.is_output
-    )
 
 
 def _same_line(one: Site | None, other: Site | None) -> bool:

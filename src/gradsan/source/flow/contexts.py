@@ -11,8 +11,8 @@ from gradsan.source.locate import statement_at
 from gradsan.source.tree import SourceFile, Span
 
 
-def enter_each_round(used_at: Frame, context: str) -> tuple[Lines, ...]:
-    """``with <context>():`` around loops, entered in every iteration instead: of the innermost loop, of the outermost.
+def enter_each_round(used_at: Frame, context: str) -> Lines:
+    """``with <context>():`` around loops, entered in every iteration of the innermost loop instead.
 
     Empty where the block has more than the loop, or there is no such block around ``used_at``.
     """
@@ -25,8 +25,7 @@ def enter_each_round(used_at: Frame, context: str) -> tuple[Lines, ...]:
             continue
         call = block.items[0].context_expr
         if isinstance(call, ast.Call) and leaf_name(call.func) == context:
-            lines = [_entered_in(used.source, block, one) for one in (used.loops[-1], loop)]
-            return tuple(dict.fromkeys(one for one in lines if one))
+            return _entered_in(used.source, block, used.loops[-1])
     return ()
 
 
