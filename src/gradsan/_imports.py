@@ -28,6 +28,15 @@ def modules_loaded() -> tuple[int, str]:
     return len(names), names[-1]
 
 
+def stored_in(module: object) -> dict[str, Any]:
+    """What an entry of ``sys.modules`` holds, without asking it: some import a module when asked for any attribute."""
+    try:
+        found = object.__getattribute__(module, "__dict__")
+    except AttributeError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def torch_is_installed() -> bool:
     """Whether ``import torch`` would find a module; imports nothing."""
     if _TORCH in sys.modules:
@@ -168,7 +177,7 @@ def _preferred_directories(path: Sequence[str], programs_path: Sequence[str]) ->
 
 def _top_level(names: Iterable[str]) -> list[tuple[str, str]]:
     """Return the top-level modules among ``names`` that come from a file, each with it."""
-    files = ((name, getattr(sys.modules.get(name), "__file__", None)) for name in names if "." not in name)
+    files = ((name, stored_in(sys.modules.get(name)).get("__file__")) for name in names if "." not in name)
     return [(name, file) for name, file in files if isinstance(file, str)]
 
 

@@ -28,6 +28,20 @@ except RuntimeError as first:
         torch.relu_(x)
 """
 
+LATER = """\
+import sys, types, torch
+class Later(types.ModuleType):
+    def __getattr__(self, name):
+        print("asked for", name)
+        raise ImportError("it needs a library that is not installed")
+later = sys.modules["later"] = Later("later")
+held = [later]
+for _ in range(4):
+    w = torch.ones(3, requires_grad=True)
+    y = torch.exp(w)
+    y.data.mul_(2)
+    y.sum().backward()
+"""
 
 THREAD = """\
 worker = threading.Thread(target=lambda: exec(source, {}), name="worker")
@@ -77,3 +91,10 @@ def test_writes_that_fail_look_as_under_python(tmp_path: Path, run_python: Runne
     assert plain.stderr.count("RuntimeError: ") == 3
     assert (watched.status, watched.stdout) == (plain.status, plain.stdout)
     assert watched.stderr.startswith(plain.stderr)
+
+
+def test_modules_that_import_when_asked_for_anything_are_not_asked(tmp_path: Path, run_warm: Runner) -> None:
+    (tmp_path / "main.py").write_text(LATER)
+    watched = run_warm("run", "main.py")
+    assert (watched.status, watched.stdout) == (66, "")
+    assert "error[GS202]" in watched.stderr

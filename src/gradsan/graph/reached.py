@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from gradsan import _torch
+from gradsan._imports import stored_in
 from gradsan.graph.bytecode import ASKS_FOR_SHAPE, functions_of, getattr_static, reads_of, reads_of_method
 from gradsan.graph.live import own_attribute
 from gradsan.record.stacks import is_user_file
@@ -166,7 +167,7 @@ class _Search:
                     self._add(f"{name}.{attribute}", vars(value)[attribute])
             return
         if isinstance(value, types.ModuleType):
-            if attributes is not None and is_user_file(getattr(value, "__file__", None) or "<frozen"):
+            if attributes is not None and is_user_file(stored_in(value).get("__file__") or "<frozen"):
                 for attribute in sorted(attributes & vars(value).keys()):
                     self.whole(f"{name}.{attribute}", vars(value)[attribute], depth + 1)
             return

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from gradsan import _torch
+from gradsan._imports import stored_in
 from gradsan.record.stacks import file_of, is_user_file, qualified_name
 
 _MOST_OBJECTS = 20_000
@@ -254,7 +255,7 @@ def _kept_by(value: Any) -> dict[str, Any]:
     if not isinstance(value, (type, types.ModuleType)):
         return {}
     module = sys.modules.get(value.__module__) if isinstance(value, type) else value
-    return dict(vars(value)) if is_user_file(getattr(module, "__file__", None) or "<frozen") else {}
+    return dict(vars(value)) if is_user_file(stored_in(module).get("__file__") or "<frozen") else {}
 
 
 def _is_bookkeeping(step: _Step) -> bool:

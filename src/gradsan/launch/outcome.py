@@ -14,6 +14,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
+from gradsan._imports import stored_in
 from gradsan._terms import chosen
 from gradsan.launch.processes import Job
 from gradsan.launch.program import Target
@@ -249,13 +250,13 @@ def _path(name: str, directory: Path | None) -> Path:
 def _program_files() -> list[str]:
     """Return the files of the user's own modules; none of a library, in whatever environment."""
     roots = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    files = [stored_in(module).get("__file__") for module in list(sys.modules.values())]
     own = str(Path(__file__).parent.parent)
     folders = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
     return [
         file
         for file in files
-        if file
+        if isinstance(file, str)
         and file.endswith(".py")
         and not file.startswith((*roots, own))
         and not any(folder in file for folder in folders)

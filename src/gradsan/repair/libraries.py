@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, ver
 from pathlib import Path
 
 import gradsan
+from gradsan._imports import stored_in
 from gradsan.model import Diagnosis, Fix, Frame, Message, Site
 from gradsan.repair.patch import Patch, PatchError
 from gradsan.source.tree import source_line
@@ -31,7 +32,7 @@ def is_library(file: str) -> bool:
 
 def imported_files() -> list[str]:
     """The files of all modules of this process."""
-    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    files = [stored_in(module).get("__file__") for module in list(sys.modules.values())]
     return [one for one in files if isinstance(one, str)]
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TypeAlias
 
-from gradsan._imports import modules_loaded
+from gradsan._imports import modules_loaded, stored_in
 
 FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 ScopeNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
@@ -363,7 +363,7 @@ def _module_name(file: str, _loaded: tuple[int, str]) -> str | None:
     if file.startswith("<") or not last:
         return None  # no file: ``<string>``, a cell
     for name, module in list(sys.modules.items()):
-        found = getattr(module, "__file__", None) if isinstance(module, ModuleType) else None
+        found = stored_in(module).get("__file__") if isinstance(module, ModuleType) else None
         if isinstance(found, str) and (found == file or (found.endswith(last) and _absolute(found) == file)):
             return name
     return None

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gradsan import _torch, source
+from gradsan._imports import stored_in
 from gradsan.detect.memory import Uncounted
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
@@ -270,7 +271,7 @@ def files_of_program(frame: FrameType | None) -> list[str]:
         frame = frame.f_back
     while waiting and len(found) < _FILES:
         for module in _used_by(waiting.pop()):
-            own = getattr(module, "__file__", None)
+            own = stored_in(module).get("__file__")
             if isinstance(own, str) and own not in found and is_user_file(own):
                 found[own] = None
                 waiting.append(vars(module))

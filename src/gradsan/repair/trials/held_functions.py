@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from gradsan._imports import stored_in
+
 READ = ("stat", "access", "listxattr", "getxattr", "statvfs")
 CHANGED = ("chmod", "chown", "utime", "truncate", "setxattr", "removexattr")
 NOT_FOLLOWED = ("lstat", "readlink")
@@ -137,7 +139,7 @@ def look_for_holders() -> None:
         if name in _looked_through or name in ("posix", "nt") or name.startswith(_NOT_LED):
             continue
         _looked_through.add(name)
-        space = getattr(module, "__dict__", {})
+        space = stored_in(module)
         _holders.extend((space, key, id(value)) for key, value in list(space.items()) if id(value) in originals)
         for one in [value for value in space.values() if isinstance(value, type)] if name in _CLASSES_OF else ():
             for key, value in list(vars(one).items()):
