@@ -63,6 +63,7 @@ _NAMES = {
     ),
     "flow.collected": "detach_collected",
     "flow.contexts": "enter_each_round enter_once_more",
+    "flow.helpers": "set_by_call",
     "flow.cuts": "Cut find_cuts grad_left_off grad_switched_off takes_cut",
     "flow.emptied": "forget_collected",
     "flow.kept": (

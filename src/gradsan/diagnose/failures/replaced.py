@@ -41,13 +41,24 @@ def _spread(given: str) -> str:
     return given[1:-1] if given.startswith("[") else f"*{given}"
 
 
+def _parts(path: str) -> list[str]:
+    """``net.head`` and ``net`` of ``net.head.weight``, after that itself."""
+    names = path.split(".")
+    return [".".join(names[:many]) for many in range(len(names), 0, -1)]
+
+
 def _set_at(frame: Frame, path: str) -> tuple[str, Frame] | None:
     """What holds the new parameter ``path``, as it is given to an optimizer, and the one statement that sets it."""
     bound = source.assignments(frame, path)
-    places = [(part, place) for part, place in bound if part == bound[0][0]]
+    part = next((one for one, _ in bound), path)
+    places = [place for one, place in bound if one == part]
+    is_own = any(source.in_same_function(place, frame) for place in places)
+    inner = [one for one in _parts(path) if len(one) >= len(part) + is_own]
+    called = ((one, source.set_by_call(frame, one)) for one in inner)
+    part, places = next(((one, [place]) for one, place in called if place is not None), (part, places))
     if len(places) != 1:
         return None
-    part, place = places[0]
+    place = places[0]
     # What every round makes anew would be added in every round.
     if source.in_one_loop(place, frame) and not source.is_conditional(place):
         return None
