@@ -11,7 +11,7 @@ from gradsan.model import Failure, Frame, Lines
 def given_to_optimizer(failure: Failure) -> Lines:
     """All new parameters added to the optimizer, right after the last of the statements that set them on the model.
 
-    With the options of the group that the old ones are in.
+    With the options of the groups that the old ones are in.
     """
     frame, lost = failure.site.user_frame, failure.clues_of("replaced")
     holder = None if frame is None else source.method_receiver(frame)
@@ -19,22 +19,27 @@ def given_to_optimizer(failure: Failure) -> Lines:
     known = [one for one in found if one is not None]
     if frame is None or holder is None or not known or len(known) < len(found):
         return ()
-    given = list(dict.fromkeys(one for one, _ in known))
     place = max((one for _, one in known), key=lambda one: one.line)
     if any(one.file != place.file or not source.in_same_loops(one, place) for _, one in known):
         return ()
     if any(one != place and source.is_conditional(one) for _, one in known):
         return ()
-    groups = {one.values.get("group") for one in lost}
-    if len(groups) > 1:
-        return ()
-    joined = given[0] if len(given) == 1 else f"[{', '.join(_spread(one) for one in given)}]"
-    if (group := groups.pop()) is not None:
-        options = f'**{holder}.param_groups[{group}], "params": {joined}'
-    else:
-        options = f'"params": {joined}'
+    groups: dict[object, dict[str, None]] = {}
+    for clue, (given, _) in zip(lost, known, strict=True):
+        groups.setdefault(clue.values.get("group"), {})[given] = None
+    if sum(map(len, groups.values())) > len({given for given, _ in known}):
+        return ()  # a module whose weight and bias are in two groups
+    options = [f'{_options(holder, group)}"params": {_joined(list(given))}' for group, given in groups.items()]
     change = source.added_to_optimizer(place, frame, holder, options)
     return source.changed_lines(place.file, change)
+
+
+def _options(holder: str, group: object) -> str:
+    return "" if group is None else f"**{holder}.param_groups[{group}], "
+
+
+def _joined(given: list[str]) -> str:
+    return given[0] if len(given) == 1 else f"[{', '.join(_spread(one) for one in given)}]"
 
 
 def _spread(given: str) -> str:

@@ -122,8 +122,8 @@ def _binding_methods(source: SourceFile, attribute: str) -> frozenset[str]:
     )
 
 
-def added_to_optimizer(made: Frame, stepped: Frame, holder: str, options: str) -> Change | None:
-    """``holder.add_param_group({options})`` after the statement at ``made``; None where no optimizer is found.
+def added_to_optimizer(made: Frame, stepped: Frame, holder: str, options: Sequence[str]) -> Change | None:
+    """``holder.add_param_group({…})`` for all ``options`` after the statement at ``made``; None without an optimizer.
 
     The optimizer must have been made before, in the same function or at module level, under the name of its step.
     """
@@ -137,7 +137,8 @@ def added_to_optimizer(made: Frame, stepped: Frame, holder: str, options: str) -
         named = [one for to in _targets(node) for one in (to.elts if isinstance(to, ast.Tuple) else [to])]
         is_made = any(ast.unparse(target) == holder for target in named)
         if is_made and source.function(node) in (None, statement.function):
-            text = f"{holder}.add_param_group({{{options}}})"
+            calls = [f"{holder}.add_param_group({{{one}}})" for one in options]
+            text = f"\n{source.indent(statement.span)}".join(calls)
             return insert_after(source, statement.node, text, "give_to_optimizer")
     return None
 
