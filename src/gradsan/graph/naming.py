@@ -37,16 +37,6 @@ def names_of(tensor: torch.Tensor, frame: FrameType | None) -> tuple[Name, ...]:
     return _ranked(tensor, storage, search(frame, lambda t: _torch.storage_identity(t) == storage))
 
 
-def best_names(tensors: Iterable[torch.Tensor], frame: FrameType | None) -> dict[int, str | None]:
-    """Return the best name of each tensor, as :func:`name_of` does, by its ``id``; the frames are searched once."""
-    storages = [(one, _torch.storage_identity(one)) for one in tensors]
-    wanted = {storage: list[Found]() for _, storage in storages}
-    for found in search(frame, lambda t: _torch.storage_identity(t) in wanted):
-        wanted[_torch.storage_identity(found.tensor)].append(found)
-    ranked = {id(one): _ranked(one, storage, wanted[storage]) for one, storage in storages}
-    return {key: names[0].text if names else None for key, names in ranked.items()}
-
-
 def _ranked(tensor: torch.Tensor, storage: Any, found: Iterable[Found]) -> tuple[Name, ...]:
     extent = _extent(tensor)
     ranked = []

@@ -26,7 +26,7 @@ from __future__ import annotations
 import collections
 import sys
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
 
@@ -69,7 +69,7 @@ class _Term:
     gradients: list[int]
     other_leaves: list[Any]
     others: list[int]
-    clues: tuple[Clue, ...]
+    term: Clue
     made: RawStack | None
     """The call that made the loss."""
     calls: int = 0
@@ -158,18 +158,12 @@ class LostTerms(Finder):
                 found.append((term, leaves, others, made))
         frame = sys._getframe(1)
         held = naming.names_of_outputs((term for term, *_ in found), frame) if found else {}
-        names = naming.best_names((leaves[0] for _, leaves, *_ in found), frame) if found else {}
         for term, leaves, others, made in found:
-            made_at, used = symbolise(made.stack), symbolise(entry.stack)
+            made_at = symbolise(made.stack)
             place = made_at.user_frame, _torch.storage_or_none(leaves[0])
             self._phases.setdefault(place, set()).add(entry.stack)
             shape, dtype, device = _torch.output_info(term, 0) or ((), "?", "?")
-            is_cut = _is_cut(made_at, used)
-            info = {"shape": shape, "dtype": dtype, "device": device, "is_cut": is_cut}
-            clues = (
-                Clue("term", made_at, name=held.get(term), values=info),
-                Clue("reached", name=names[id(leaves[0])]),
-            )
+            info = {"shape": shape, "dtype": dtype, "device": device}
             self._waiting.append(
                 _Term(
                     (made.stack, entry.stack),
@@ -182,7 +176,7 @@ class LostTerms(Finder):
                     [],
                     [_torch.weak_tensor(one) for one in others],
                     [_torch.storage_or_none(one) for one in others],
-                    clues,
+                    Clue("term", made_at, name=held.get(term), values=info),
                     None if whole is None else whole.stack,
                     is_of_turn=is_of_turn,
                 )
@@ -264,18 +258,23 @@ class LostTerms(Finder):
         self._rounds_at[one.key] += 1
         if self._rounds_at[one.key] > 1 and one.key not in self._described:
             self._described.add(one.key)
-            is_cut = next(clue.values["is_cut"] for clue in one.clues if clue.role == "term")
+            used, frame = symbolise(one.stack), sys._getframe(1)
+            # Only now: the source is read, and all frames, or all modules alive, are searched for a name.
+            is_cut = _is_cut(one.term.site or used, used)
             in_turn = len(self._phases[one.place]) > 1
             # Without a cut, phases that train one network after the other throw the same gradients away.
-            if not is_cut and (
-                in_turn or one.is_cleared or one.is_of_turn or program_reads_gradients(sys._getframe(1))
-            ):
+            if not is_cut and (in_turn or one.is_cleared or one.is_of_turn or program_reads_gradients(frame)):
                 return
-            used = symbolise(one.stack).user_frame
-            if used is not None and source.steps_in_some_rounds(used):
+            if used.user_frame is not None and source.steps_in_some_rounds(used.user_frame):
                 return
-            clues = (*one.clues, Clue("stepped", symbolise(step.stack), name=step.optimizer))
-            self._report_at(ROW, one.stack, *clues)
+            leaf = one.leaves[0]()
+            self._report_at(
+                ROW,
+                one.stack,
+                replace(one.term, values={**one.term.values, "is_cut": is_cut}),
+                Clue("reached", name=None if leaf is None else naming.name_of(leaf, frame)),
+                Clue("stepped", symbolise(step.stack), name=step.optimizer),
+            )
 
     def _was_used(self, one: _Term, own: set[int]) -> bool:
         """Whether a step used the gradients that an earlier backward of this line, of such a loss, had left."""
