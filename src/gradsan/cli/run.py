@@ -86,7 +86,7 @@ def execute(target: Target, options: Options, directory: Path | None, open_sessi
         if member.is_child:
             return status
         _close(job)
-        return publisher.status(report, status)
+        return status if report is None else publisher.status(report, status)
 
     folder = None if job is None else job.folder
     member = Member(watcher, folder, language=publisher.language, write=publisher.write_unfinished, leaves=leaves)

@@ -20,7 +20,7 @@ from gradsan.launch.processes import Job
 from gradsan.launch.program import Target
 from gradsan.launch.ranks import Board, heading, own_files, rank_of, undisturbed
 from gradsan.launch.reporting import Presentation, ReportFile, nothing_found, own_surroundings, present
-from gradsan.launch.sentences import complain
+from gradsan.launch.sentences import complain, own_failure
 from gradsan.launch.watcher import Session, Watcher
 from gradsan.model import Diagnosis, Message, Program, Report
 from gradsan.options import REPORT_FILES, Options, OptionsError
@@ -76,12 +76,22 @@ class Publisher:
 
     def publish(
         self, watcher: Watcher, program: Program, job: Job | None, *, is_child: bool = False, flushes: bool = True
-    ) -> Report:
+    ) -> Report | None:
         """End watching and publish the report; return the part of it that is not suppressed.
 
-        ``is_child``: a forked child reports for itself; files, ranks and the reports of children are its parent's.
+        None where it could not be made, which is said: the program has come to its end, and its status is its own. With
+        ``GRADSAN_DEBUG`` in the environment the failure is raised. ``is_child``: a forked child reports for itself; files, ranks and the reports of children are its parent's.
         ``flushes`` is False where the process is about to end without flushing the program's output.
         """
+        try:
+            return self._published(watcher, program, None if is_child else job, is_child, flushes)
+        except Exception as failure:
+            if os.environ.get("GRADSAN_DEBUG"):
+                raise
+            complain(own_failure("report", failure), self.language)
+            return None
+
+    def _published(self, watcher: Watcher, program: Program, job: Job | None, is_child: bool, flushes: bool) -> Report:
         board = None if is_child else self._board
         presentation = Presentation(
             options=self.options,
@@ -93,7 +103,7 @@ class Publisher:
         with undisturbed(self._rank), own_surroundings(self._own_path, self._code):
             watcher.stop()
             found = watcher.report(program)
-            if job is not None and not is_child:
+            if job is not None:
                 found = job.gather(found)
             found = replace(found, program=self._stopwatch.on(found.program))
             report, said = self.suppressions.applied(found)
