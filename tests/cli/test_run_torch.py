@@ -101,8 +101,8 @@ def test_modules_that_import_when_asked_for_anything_are_not_asked(tmp_path: Pat
 
 
 def test_a_report_that_cannot_be_made_leaves_the_program_its_status(run_warm: Runner) -> None:
-    broken = "import sys, gradsan.launch.outcome as own\nown._with_lines = lambda report: 1 / 0\nprint('done')\nsys.exit(3)\n"
-    watched = run_warm("run", "-c", OVERWRITTEN.replace("y += 1\n", "") + broken)
+    broken = "import sys, gradsan.launch.outcome as own\nown._with_lines = lambda report: 1 / 0\nprint('done')\n"
+    watched = run_warm("run", "-c", OVERWRITTEN.replace("y += 1\n", "") + broken + "sys.exit(3)\n")
     assert (watched.status, watched.stdout) == (3, "done\n")
     assert "Traceback" not in watched.stderr
     assert "ZeroDivisionError" in watched.stderr

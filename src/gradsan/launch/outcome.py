@@ -80,8 +80,9 @@ class Publisher:
         """End watching and publish the report; return the part of it that is not suppressed.
 
         None where it could not be made, which is said: the program has come to its end, and its status is its own. With
-        ``GRADSAN_DEBUG`` in the environment the failure is raised. ``is_child``: a forked child reports for itself; files, ranks and the reports of children are its parent's.
-        ``flushes`` is False where the process is about to end without flushing the program's output.
+        ``GRADSAN_DEBUG`` in the environment the failure is raised. ``is_child``: a forked child reports for itself;
+        files, ranks and the reports of children are its parent's. ``flushes`` is False where the process is about to
+        end without flushing the program's output.
         """
         try:
             return self._published(watcher, program, None if is_child else job, is_child, flushes)
