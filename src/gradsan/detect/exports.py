@@ -11,6 +11,7 @@ line exports is compared in its first rounds, and again after 32, 64, 128 … of
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import weakref
@@ -333,8 +334,9 @@ class Exports(Detector):
 
     def rest(self) -> None:
         """At a backward, after the comparisons: choose the exports that the next one compares."""
-        backwards = self._core.backwards
-        resting = [key for key, one in self._exports.items() if not self._is_due(one.stack)]
+        backwards, is_due = self._core.backwards, functools.cache(self._is_due)
+        # Another thread may hand memory out meanwhile.
+        resting = [key for key, one in list(self._exports.items()) if not is_due(one.stack)]
         for key in resting:
             self._resting[key] = self._exports[key]._replace(snapshot=None)
             self._drop(key)
@@ -342,7 +344,7 @@ class Exports(Detector):
             self._forget_copies()
         elif self._resting and backwards & (backwards - 1) == 0:
             for key, one in list(self._resting.items()):
-                if one.weak.expired() or self._is_due(one.stack):
+                if one.weak.expired() or is_due(one.stack):
                     del self._resting[key]
                     if not one.weak.expired() and key not in self._exports:
                         self._add(key, one)
@@ -358,12 +360,12 @@ class Exports(Detector):
         """Forget storages that died, and copies of their values."""
         if not self._sweep.is_due(len(self._exports) + len(self._saved)):
             return
-        for key in [key for key, one in self._exports.items() if one.weak.expired()]:
+        for key in [key for key, one in list(self._exports.items()) if one.weak.expired()]:
             self._drop(key)
         self._forget_copies()
 
     def _forget_copies(self) -> None:
-        for place in [place for place, (storage, _) in self._saved.items() if storage not in self._exports]:
+        for place in [place for place, (storage, _) in list(self._saved.items()) if storage not in self._exports]:
             self._bytes -= self._saved.pop(place)[1].numel()
 
 
