@@ -378,6 +378,25 @@ def test_a_relay_changes_what_a_hook_is_given_and_gives(core):
         relay("abc", "d")
 
 
+def test_what_a_listener_calls_is_neither_logged_nor_followed(core):
+    core.active = True
+    heard, x = [], torch.ones(2)
+    add = core.writer(torch.Tensor.add_, "add_", "op", 0, None)
+    inner = core.listener(len, None, lambda *told: heard.append(told[-1]))
+    core.on_result = lambda op, *_: heard.append(op)
+
+    def own(*_):
+        add(x, 1)
+        inner("ab")
+
+    assert core.listener(len, own, None)("abc") == 3
+    assert core.listener(len, None, own)("abc") == 3
+    assert (x.tolist(), core.write_count, heard) == ([3, 3], 0, [])
+    core.listener(len, lambda *_: 1 / 0, None)("abc")
+    add(x, 1)
+    assert (core.write_count, heard, inner("ab"), heard) == (1, ["add_", 2], 2, ["add_", 2])
+
+
 def test_failures_in_a_listener_are_counted(core):
     core.active = True
     errors = core.log_errors
