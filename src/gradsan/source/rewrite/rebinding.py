@@ -136,7 +136,8 @@ def _is_read_by_callers(source: SourceFile, written: ast.Name) -> bool:
         passed, at = dict(arguments_of(function, call)).get(written.id), source.statement(call)
         if isinstance(at, ast.Expr) and at.value is call and isinstance(passed, ast.Name | ast.Attribute):
             return True
-        if isinstance(passed, ast.Name) and is_read_afterwards(source, passed, call):
+        bound = {one.name for one in bindings_of(at)} if isinstance(at, ast.stmt) else set[str]()
+        if isinstance(passed, ast.Name) and passed.id not in bound and is_read_afterwards(source, passed, call):
             return True
     return False
 
