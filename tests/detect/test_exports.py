@@ -28,6 +28,20 @@ def test_a_fault_of_every_round_is_found_though_it_begins_late(first: int, round
     assert train(first, rounds) == ["GS203"]
 
 
+def test_a_phase_with_a_backward_of_its_own_is_compared_from_its_beginning() -> None:
+    batch, weight = np.ones(4, np.float32), torch.ones(4, requires_grad=True)
+    recorder().core.clear()
+    with gradsan.watch() as watch:
+        data = torch.from_numpy(batch)
+        for _ in range(40):
+            (weight * data).sum().backward()
+        for _ in range(4):
+            loss = (weight * data).sum()
+            batch += 1
+            loss.backward()
+    assert [one.code for one in watch.diagnoses] == ["GS203"]
+
+
 def test_between_them_deep_mode_alone_sees_a_fault() -> None:
     assert train(40, 60) == []
     assert train(40, 60, "deep") == ["GS203"]

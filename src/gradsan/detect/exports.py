@@ -28,6 +28,7 @@ from gradsan.record._writer_pure import is_called_from
 from gradsan.record.detector import Detector, Run, Sweep
 from gradsan.record.log import RawStack
 from gradsan.record.patches import Patches, standing
+from gradsan.record.steps import RawBackward
 
 BYTES_KEPT = 256 * 2**20
 BYTES_OF_A_NOTE = 16 * 2**20
@@ -109,6 +110,8 @@ class Exports(Detector):
         self._resting: dict[int, Export] = {}
         """The exports that are not compared at present."""
         self._schedules: dict[RawStack, Schedule] = {}
+        self._line_begun = 0
+        """How many backward calls there were when a line first called backward: a program's new phase."""
         self.compares_always = False
         """Whether all rounds are compared, for deep mode, which says how a value has changed."""
         self._bytes, self._sweep = 0, Sweep()
@@ -158,7 +161,14 @@ class Exports(Detector):
     def forget(self) -> None:
         """Compare everything that is exported, in a stretch of watching whose backward calls are counted anew."""
         self._schedules.clear()
-        self.rest()
+        self._line_begun = self._core.backwards
+        self._wake()
+
+    def before_round(self, entry: RawBackward, rounds: int) -> None:
+        """Compare everything again for some backward calls once another line calls backward."""
+        if rounds == 1:
+            self._line_begun = self._core.backwards
+            self._wake()
 
     def _schedule(self, stack: RawStack) -> Schedule:
         if len(self._schedules) >= _LINES:
@@ -166,7 +176,9 @@ class Exports(Detector):
         return self._schedules.setdefault(stack, Schedule())
 
     def _is_due(self, stack: RawStack) -> bool:
-        return self.compares_always or self._schedule(stack).is_due(self._core.backwards)
+        backwards = self._core.backwards
+        is_new = self.compares_always or backwards - self._line_begun < _FIRST
+        return is_new or self._schedule(stack).is_due(backwards)
 
     def _got(self, tensor: torch.Tensor, array: Any) -> None:
         """Note an array that the program got over exported memory."""
@@ -342,12 +354,15 @@ class Exports(Detector):
             self._drop(key)
         if resting:
             self._forget_copies()
-        elif self._resting and backwards & (backwards - 1) == 0:
-            for key, one in list(self._resting.items()):
-                if one.weak.expired() or is_due(one.stack):
-                    del self._resting[key]
-                    if not one.weak.expired() and key not in self._exports:
-                        self._add(key, one)
+        elif backwards & (backwards - 1) == 0:
+            self._wake()
+
+    def _wake(self) -> None:
+        for key, one in list(self._resting.items()):
+            if one.weak.expired() or self._is_due(one.stack):
+                del self._resting[key]
+                if not one.weak.expired() and key not in self._exports:
+                    self._add(key, one)
 
     def _drop(self, key: int) -> None:
         self._copied.discard(key)
