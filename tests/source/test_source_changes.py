@@ -208,6 +208,7 @@ def test_no_line_where_none_says_the_same(tmp_path, body, op):
         ("def f(q):\n    q.mul_(2)  #!\n    return q + 1\nf(x)", ("parameter_not_returned",)),
         ("def f(q):\n    q.mul_(2)  #!\n    return q, 1\nz = f(x)", ()),
         ("def f(q):\n    q.mul_(2)  #!\n    return q.view(-1)\nx = f(x)\nx.sum()", ()),
+        ("def f(q):\n    q.mul_(2)  #!\n    return q, 1\ndef g(a):\n    a, n = f(a)\n    return a.sum()\ng(x)", ()),
         ("def f(q):\n    q.mul_(2)  #!\n    return q\nf(x)", ("parameter_not_returned",)),
         ("def f(q):\n    q.mul_(2)  #!\n    return q\nz = f(x)\nx.sum()", ("parameter_not_returned",)),
         ("for q in (x, y):\n    q.mul_(2)  #!", ("loop_variable",)),
