@@ -57,6 +57,36 @@ def test_a_function_that_imported_a_wrapper_by_name(watched: None) -> None:
     assert torch.equal(torch.jit.script(normalised)(x), normalised(x))
 
 
+def test_operators_that_a_detector_listens_to(watched: None) -> None:
+    def made(x: torch.Tensor) -> torch.Tensor:
+        return torch.gt(x, torch.as_tensor(0.0)).to(x.dtype) + torch.as_tensor([1.0, 2.0], dtype=torch.float64)[0]
+
+    x = torch.randn(5)
+    assert torch.equal(torch.jit.script(made)(x), made(x))
+
+
+def test_the_compiler_knows_every_operator_that_it_knows_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = torch.jit._builtins._find_builtin  # type: ignore[attr-defined]
+    owners = (torch, F, torch._C._nn, torch._VF, torch.functional, torch.linalg, torch.fft, torch.special)
+    known = {(owner, name): find(getattr(owner, name, None)) for owner in owners for name in dir(owner)}
+    differing: list[str] = []
+    compile_ = torch._C._jit_script_compile
+
+    def compiling(*args: object) -> object:
+        differing.extend(name for (owner, name), op in known.items() if find(getattr(owner, name, None)) != op)
+        return compile_(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(torch._C, "_jit_script_compile", compiling)
+
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    with gradsan.watch():
+        torch.jit.script(doubled)
+    assert len([op for op in known.values() if op]) > 1000
+    assert differing == []
+
+
 def test_a_module(watched: None) -> None:
     net, x = Net().eval(), torch.randn(2, 1, 6, 6)
     assert torch.equal(torch.jit.script(net)(x), net(x))
@@ -80,7 +110,7 @@ def test_patches_undone_meanwhile_stay_undone() -> None:
     original, patches = F.silu, Patches()
     patches.set(F, "silu", lambda x: x)
     patches.set(F, "silu", lambda x: x + 1)
-    with patches.aside(lambda owner, _: owner is F) as originals:
+    with patches.aside(lambda owner, *_: owner is F) as originals:
         assert F.silu is original
         assert set(originals.values()) == {original}
         patches.undo()

@@ -160,6 +160,12 @@ class ShownToJit:
             self._table.pop(key, None)
 
 
+def is_builtin_of_scripts(function: Any) -> bool:
+    """Whether ``torch.jit.script`` takes a function for an operator of its own. Missing table: no."""
+    table_of = getattr(_jit_builtins, "_get_builtin_table", None)
+    return table_of is not None and id(function) in table_of()
+
+
 class ShownToModes:
     """Wrappers that ``__torch_function__`` is given in place of their originals, from ``put`` to ``undo``.
 

@@ -76,22 +76,30 @@ class Patches:
         self._put(owner, values)
 
     @contextmanager
-    def aside(self, which: Callable[[Any, Any], bool]) -> Iterator[dict[int, Any]]:
-        """Restore, for a while, the attributes for whose owner and original ``which`` is true.
+    def aside(self, which: Callable[[Any, Any, Any], bool]) -> Iterator[dict[int, Any]]:
+        """Restore, for a while, the attributes for whose owner, original and replacement ``which`` is true.
 
         Yields the originals by the ``id`` of each replacement. Meanwhile other threads see the originals,
         too. Attributes undone in the meantime are not replaced again.
         """
         places: dict[tuple[int, str], tuple[Any, str, Any, Any]] = {}
-        originals: dict[int, Any] = {}
         for owner, before, values in self._replaced:
             for name, value in values.items():
                 # Of an attribute replaced twice, the first original and the last replacement count.
                 original = places.get((id(owner), name), (owner, name, before[name], value))[2]
-                if which(owner, original) and original is not ABSENT:
-                    places[id(owner), name] = (owner, name, original, value)
-                    originals[id(value)] = original
-        changed = [place for place in places.values() if vars(place[0]).get(place[1]) is place[3]]
+                places[id(owner), name] = (owner, name, original, value)
+        chosen = {
+            key: (owner, name, original, value)
+            for key, (owner, name, original, value) in places.items()
+            if original is not ABSENT and which(owner, original, value)
+        }
+        originals = {
+            id(value): chosen[id(owner), name][2]
+            for owner, _, values in self._replaced
+            for name, value in values.items()
+            if (id(owner), name) in chosen
+        }
+        changed = [place for place in chosen.values() if vars(place[0]).get(place[1]) is place[3]]
         for owner, name, original, _ in changed:
             self._put(owner, {name: original})
         try:

@@ -2,7 +2,7 @@
 
 Some of these names (``F.relu``, ``F.batch_norm``) are Python functions, and a wrapper has no source for
 ``torch.jit.script``: while it compiles, the originals are restored. Builtins need no such thing: the compiler's
-table of them has their wrappers, too.
+table of them has their wrappers, too. What a detector puts over a builtin (``as_tensor``) is in no table, and set aside.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gradsan.record.patches import ABSENT, Patches, are
 
 
 def let_scripts_compile(patches: Patches) -> None:
-    """Restore torch's Python functions for as long as something is being scripted."""
+    """Restore what the compiler cannot read for as long as something is being scripted."""
     for owner, name in _torch.script_compilers():
         patches.set(owner, name, _compiling(patches, getattr(owner, name)))
 
@@ -30,7 +30,7 @@ def let_scripts_compile(patches: Patches) -> None:
 def _compiling(patches: Patches, compile_: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(compile_)
     def compiling(*args: Any, **kwargs: Any) -> Any:
-        with patches.aside(_is_function_of_torch) as originals:
+        with patches.aside(_hides_function) as originals:
 
             def resolving(resolve: Callable[[str], Any]) -> Callable[[str], Any]:
                 # A name that the program imported refers to the wrapper.
@@ -45,8 +45,12 @@ def _compiling(patches: Patches, compile_: Callable[..., Any]) -> Callable[..., 
     return compiling
 
 
-def _is_function_of_torch(owner: Any, original: Any) -> bool:
-    return isinstance(owner, ModuleType) and isinstance(original, FunctionType) and owner.__name__.startswith("torch.")
+def _hides_function(owner: Any, original: Any, value: Any) -> bool:
+    """Whether a name of torch stands for a function whose source or builtin the compiler finds only in the original."""
+    if not isinstance(owner, ModuleType) or owner.__name__.partition(".")[0] != "torch":
+        return False
+    has_source = isinstance(original, FunctionType) and owner is not torch
+    return has_source or (_torch.is_builtin_of_scripts(original) and not _torch.is_builtin_of_scripts(value))
 
 
 @dataclass(frozen=True, slots=True)
