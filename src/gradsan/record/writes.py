@@ -2,7 +2,7 @@
 
 Some of these names (``F.relu``, ``F.batch_norm``) are Python functions, and a wrapper has no source for
 ``torch.jit.script``: while it compiles, the originals are restored. Builtins need no such thing: the compiler's
-table of them has their wrappers, too. What a detector puts over a builtin (``as_tensor``) is in no table, and set aside.
+table of them has their wrappers, too. What a detector puts over a builtin (``as_tensor``) is set aside as well.
 """
 
 from __future__ import annotations
