@@ -20,6 +20,7 @@ from gradsan.model import Site, TensorInfo, Write
 from gradsan.overlap import overlap
 from gradsan.record import ledger
 from gradsan.record.detector import Detector, Run, Sweep
+from gradsan.record.ledger import GIVES_MEMORY
 from gradsan.record.log import RawStack, RawWrite, logged_writes
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import symbolise
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from gradsan.detect.snapshots import Snapshots
 
 _WRITES_OF_A_STORAGE = 64
-_GIVES_MEMORY = "set_"
-"""Gives its tensor the memory of another one, and writes to none: fake tensors are made so, from a cache of shapes."""
 _COLLECTIVES = {"all_reduce": 0, "broadcast": 0, "reduce": 0, "scatter": 0, "all_to_all_single": 0, "recv": 0}
 
 
@@ -121,7 +120,7 @@ class Uncounted(Detector):
         """Return the logged writes to bypassed storages, each younger than the first bypass."""
         last = self._read_up_to
         fresh = [
-            raw for raw in logged_writes(self._core, last) if raw.storage in self.bypasses and raw.op != _GIVES_MEMORY
+            raw for raw in logged_writes(self._core, last) if raw.storage in self.bypasses and raw.op != GIVES_MEMORY
         ]
         self._read_up_to = self._core.clock
         for raw in fresh:

@@ -248,9 +248,11 @@ def _step_write(record: StepRecord, version: int) -> Write:
 
 _KEPT, _KEPT_OF_A_STORAGE = 4_096, 16
 QUIET_KINDS = ("step", "metadata", "statistics", "collective", "outside")
+GIVES_MEMORY = "set_"
+"""Gives its tensor the memory of another one, and writes to none: fake tensors are made so, from a cache of shapes."""
 
 # Positions of these fields in an entry of the log.
-_STORAGE, _IS_PARAMETER, _KIND = (RawWrite._fields.index(name) for name in ("storage", "is_parameter", "kind"))
+_OP, _STORAGE, _IS_PARAMETER, _KIND = map(RawWrite._fields.index, ("op", "storage", "is_parameter", "kind"))
 
 
 class RecentWrites:
@@ -277,7 +279,8 @@ class RecentWrites:
             self._counted = count
             for entry in entries:
                 self._read_to = entry[0]
-                if entry[_STORAGE] and not entry[_IS_PARAMETER] and entry[_KIND] not in QUIET_KINDS:
+                is_write = entry[_KIND] not in QUIET_KINDS and entry[_OP] != GIVES_MEMORY
+                if is_write and entry[_STORAGE] and not entry[_IS_PARAMETER]:
                     self._add(RawWrite(*entry))
             return self._found
 

@@ -31,7 +31,7 @@ from gradsan.originals.meant import Value, place_of
 from gradsan.overlap import overlap
 from gradsan.record import ledger
 from gradsan.record.detector import Run
-from gradsan.record.ledger import QUIET_KINDS
+from gradsan.record.ledger import GIVES_MEMORY, QUIET_KINDS
 from gradsan.record.log import RawStack, RawWrite, logged_writes
 from gradsan.record.stacks import is_of_program, is_own_file, is_user_file, symbolise, within_torch
 from gradsan.record.steps import RawBackward, read_backward
@@ -108,7 +108,8 @@ class UnrecordedReads(RoundDetector):
             self._count = self._core.write_count
             for raw in logged_writes(self._core, self._read_to):
                 self._read_to = raw.clock
-                if raw.storage and not raw.is_parameter and raw.kind not in QUIET_KINDS and raw.version != 0:
+                is_write = raw.kind not in QUIET_KINDS and raw.op != GIVES_MEMORY and raw.version != 0
+                if is_write and raw.storage and not raw.is_parameter:
                     self._written.setdefault(raw.storage, []).append(raw)
         is_quiet = not (self._written or self._uncounted.replaced or self._exports.any)
         # While autograd does not record, nothing is read into a graph, and a view's grad_fn must not be asked for.

@@ -42,28 +42,36 @@ def may_step(made: Frame, at: Frame) -> bool:
     Of an optimizer that has never stepped, such a call waits for a condition, or for a function to be called.
     """
     making = statement_at(made)
-    names = set[str | None]() if making is None else _names_of_made(making.node, made)
     sources = {one.source.file: one.source for one in (making, statement_at(at)) if one is not None}
-    return any(
-        not names.isdisjoint(map(leaf_name, (call.func.value, *call.args)))
+    stepped = {
+        leaf_name(one)
         for source in sources.values()
         for call in source.nodes
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "step"
-    )
+        for one in (call.func.value, *call.args)
+    }
+    bound = [] if making is None else _names_of_made(making.node, made)
+    return bool(bound) and all(not names.isdisjoint(stepped) for names in bound)
 
 
-def _names_of_made(node: ast.stmt, made: Frame) -> set[str | None]:
-    """The names of what an assignment binds to the value that is made at a frame; none where that does not show."""
+def _names_of_made(node: ast.stmt, made: Frame) -> list[set[str | None]]:
+    """The names of what an assignment binds to the value that is made at a frame; nothing where that does not show.
+
+    Several sets are what it may be: Python 3.10 knows no columns, and a line may make several values.
+    """
     if not isinstance(node, ast.Assign):
-        return set()
+        return []
     (target, *others), value = node.targets, node.value
     if isinstance(target, ast.Tuple) and not others:
-        pairs = zip(target.elts, value.elts, strict=False) if isinstance(value, ast.Tuple) else ()
-        place = (made.line, made.column or 0)
-        target = next((one for one, given in pairs if (given.lineno, given.col_offset + 1) == place), target)
-        if isinstance(target, ast.Tuple):
-            return set()
-    return {leaf_name(part) for one in (target, *others) for part in ast.walk(one)} - {None, "self"}
+        pairs = list(zip(target.elts, value.elts, strict=False)) if isinstance(value, ast.Tuple) else []
+        place = (made.line, made.column)
+        found = [one for one, given in pairs if (given.lineno, made.column and given.col_offset + 1) == place]
+        return [_names_in(one) for one in found if not isinstance(one, ast.Tuple)]
+    return [set[str | None]().union(*map(_names_in, (target, *others)))] if not isinstance(target, ast.Tuple) else []
+
+
+def _names_in(target: ast.expr) -> set[str | None]:
+    return {leaf_name(part) for part in ast.walk(target)} - {None, "self"}
 
 
 def steps_one_of(at: Frame) -> bool:
