@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from cases import each
 from gradsan.model import Frame
-from gradsan.source import binds_result, changed_lines, clone_handed_out
+from gradsan.source import binds_result, changed_lines, clone_handed_out, may_step
 
 
 def frame_at(tmp_path, text: str, call: str) -> Frame:
@@ -52,3 +54,20 @@ def test_memory_of_its_own(tmp_path, text, call, bypass, changed):
 )
 def test_names_that_a_line_binds(tmp_path, text, call, binds):
     assert binds_result(frame_at(tmp_path, text, call)) is binds
+
+
+@each(
+    ("call", "steps", "with_columns", "without"),
+    [
+        ("Adam(D)", "og.step(), od.step()", True, True),
+        ("Adam(D)", "og.step()", False, False),
+        ("Adam(G)", "og.step()", True, False),
+        ("Adam(G)", "print(og)", False, False),
+    ],
+)
+def test_a_step_of_an_optimizer_that_shares_its_line(tmp_path, call, steps, with_columns, without):
+    frame = frame_at(tmp_path, f"og, od = Adam(G), Adam(D)\n{steps}", call)
+    assert may_step(frame, frame) is with_columns
+    # Python 3.10 knows no columns: then the line may have made either.
+    bare = replace(frame, column=None, end_column=None)
+    assert may_step(bare, bare) is without
