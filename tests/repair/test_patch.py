@@ -45,6 +45,12 @@ def test_changes_of_an_earlier_patch_are_left_out(tmp_path):
     assert both.without(both).files == {}
 
 
+def test_a_row_added_where_an_earlier_patch_added_another_is_left_alone(tmp_path):
+    first, file = patched(tmp_path, b"a = 1\nb = 2\n", [(1, "a = 1\nx = 7")])
+    both = first.with_lines(((file, 2, "x = 7\ny = 8"),))
+    assert both.without(first).files[file] == b"a = 1\ny = 8\nb = 2\n"
+
+
 @pytest.mark.parametrize("lines", [[(1, "a = (")], [(7, "a = 1")]])
 def test_patches_that_are_not_python_are_refused(tmp_path, lines):
     with pytest.raises(PatchError):

@@ -89,6 +89,7 @@ ALWAYS = {
     "step_under_decorator",
     "td3_both_losses",
     "tensor_of_losses",
+    "tracks_by_object_id",
     "update_helper",
     "vae_gan",
     "value_kept_for_next",

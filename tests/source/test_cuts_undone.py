@@ -70,11 +70,19 @@ def test_the_only_cut_is_undone(text, live, kinds, changed, tmp_path):
         ('h["a"]', [("h", "dict", ["tensor"])], "h = {key: s.detach() for key, s in h.items()}"),
         # By the next round another object may have this place.
         ("agents[1].h", [("agents", "list", ["other"]), ("agents[1]", "object", [])], None),
+        ('calls["ann"].h', [("calls", "dict", ["other"]), ('calls["ann"]', "object", [])], None),
+        (
+            'ends["left"].h',
+            [("ends", "dict", ["other"]), ('ends["left"]', "object", [])],
+            'ends["left"].h = ends["left"].h.detach()',
+        ),
     ],
 )
 def test_held_states_are_detached_after_the_round(path, around, line, tmp_path):
     file = tmp_path / "train.py"
-    file.write_text("import torch\nmemory = deque(maxlen=9)\nwhile True:\n    loss.backward()\n    report(loss)\n")
+    file.write_text(
+        "import torch\nmemory = deque(maxlen=9)\nwhile ends['left']:\n    loss.backward()\n    report(loss)\n"
+    )
     layers = tuple(Layer(name, kind, tuple(items)) for name, kind, items in around)
     held = Held(path, str(file), "<module>", layers[-1].path, layers[-1].kind, is_old=True, around=layers)
     found = source.detach_held([Frame(str(file), 4, "<module>", is_user=True)], [held])

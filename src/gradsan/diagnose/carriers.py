@@ -133,6 +133,26 @@ def cut(used: Site, updated: Site | None, carrier: Carrier) -> tuple[source.Chan
     return None if behind is None else (behind, used_at)
 
 
+def cut_read(used: Site, taken: Sequence[Site], held: Sequence[Held]) -> Fix | None:
+    """Detach the state where its next value is computed of it: ``s.hidden = cell(x, s.hidden.detach())``.
+
+    For a state of one of many objects, which the function of the round does not name. ``used`` is the round's backward,
+    ``taken`` are the sites that took the state. None where the round may run the statement several times.
+    """
+    use = used.user_frames
+    for site in taken:
+        stack = site.user_frames
+        level = shared_level(stack, use)
+        if not 0 <= level < len(stack) or source.runs_more_often(stack[level], use[level]):
+            continue
+        found = None if any(map(source.is_repeated, stack[level + 1 :])) else source.detach_own_reads(stack[-1])
+        attributes = {one.path.rpartition(".")[2] for one in held if one.container == "object"}
+        if found is not None and {one.rpartition(".")[2] for one in found[1]} <= attributes:
+            values = {"bridge": ", ".join(found[1])}
+            return Fix.worded("help.detach_carried_state", values, source.changed_lines(stack[-1].file, found[0]))
+    return None
+
+
 def cut_term(
     fixes: tuple[Fix, ...], updated: Site | None, carrier: Carrier | None, made: Sequence[Site]
 ) -> tuple[Fix, ...]:

@@ -64,14 +64,14 @@ class Patch:
         return min(line, max(1, len(old))), False
 
     def without(self, earlier: Patch) -> Patch:
-        """This patch less the changes of ``earlier`` that it contains as they are."""
+        """This patch less the changes of ``earlier`` that it contains as they are, or with more rows at that place."""
         files = dict(self.files)
         for file, content in earlier.files.items():
             old = _rows_of(file, Path(file).read_bytes())
             kept = list(_hunks(old, _rows_of(file, content)))
             own = [one for one in _hunks(old, _rows_of(file, files[file])) if one not in kept]
             for start, end, rows in reversed(own):
-                old[start:end] = rows
+                old[start:end] = _rows_beside(rows, [one for *place, one in kept if place == [start, end]])
             files[file] = "".join(old).encode(decoded(file, content)[1])
         return Patch({file: text for file, text in files.items() if text != Path(file).read_bytes()})
 
@@ -143,6 +143,16 @@ def _split_like_python(text: str) -> list[str]:
 
 def _rows_of(file: str, content: bytes) -> list[str]:
     return _split_like_python(decoded(file, content)[0])
+
+
+def _rows_beside(rows: list[str], added: list[list[str]]) -> list[str]:
+    """``rows`` without those that ``added`` has at the same place, where they begin or end with them."""
+    for known in added:
+        if rows[: len(known)] == known:
+            return rows[len(known) :]
+        if rows[-len(known) :] == known:
+            return rows[: -len(known)]
+    return rows
 
 
 def _hunks(old: list[str], new: list[str]) -> Iterator[tuple[int, int, list[str]]]:

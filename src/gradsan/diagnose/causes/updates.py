@@ -171,6 +171,7 @@ def state_carried_over(facts: Facts) -> Diagnosis | None:
     whole = detach_held(use.site, updated, bridge.held, known) if forgotten is None else None
     if whole is None and not cut[0].lines:
         whole = detach_held(use.site, updated, bridge.held, or_renewed=True)
+        whole = whole or carriers.cut_read(use.site, bridge.taken_near, bridge.held)
     cut = cut if whole is None else (whole,)
     cut = carriers.cut_term(cut, updated, carrier, bridge.made_near) if bridge.is_term else cut
     return build.diagnosis(

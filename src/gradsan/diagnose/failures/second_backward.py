@@ -92,6 +92,8 @@ def _carried(case: Case) -> Diagnosis:
         collected = detach_held(used, case.updated, held, name)
         if collected is None and not lines:
             collected = detach_held(used, case.updated, held, or_renewed=True)
+            taken = tuple(one.site for one in case.failure.clues_of("bridge_taken") if one.site is not None)
+            collected = collected or carriers.cut_read(used, taken, held)
     cuts: tuple[Fix, ...] = (cut if collected is None else collected,)
     if case.bridge.values.get("is_term"):
         made = tuple(one.site for one in case.failure.clues_of("bridge_made") if one.site is not None)

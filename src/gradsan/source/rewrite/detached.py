@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.flow.reaching import is_still_argument, reaching
 from gradsan.source.flow.scopes import arguments_of
-from gradsan.source.identifiers import bindings_of, chain_key, consumed_names, leaf_name, local_nodes, parameters
+from gradsan.source.identifiers import (
+    assigned_names,
+    bindings_of,
+    chain_key,
+    consumed_names,
+    leaf_name,
+    local_nodes,
+    parameters,
+)
 from gradsan.source.locate import Statement, expression_at, statement_at
 from gradsan.source.methods import METADATA
 from gradsan.source.tree import SourceFile, header_nodes
@@ -58,6 +67,33 @@ def detach_reads(frames: Sequence[Frame], names: Sequence[str]) -> Change | None
             return None
         edits += [one for one in reads if any(span.contains(one.span) for span in within)] or reads
     return edited(source, edits, "detach")
+
+
+def detach_own_reads(frame: Frame) -> tuple[Change, tuple[str, ...]] | None:
+    """The statement at ``frame`` with its reads of what it binds detached, ``s.h = f(x, s.h.detach())``, and the names.
+
+    The names are attributes and elements, which outlive a call. None where it reads none, or a loop or a
+    comprehension of its function repeats it.
+    """
+    statement = statement_at(frame)
+    if statement is None or statement.loops or not isinstance(statement.node, ast.Assign):
+        return None
+    read = {chain_key(node) for node in ast.walk(statement.node.value)}
+    names = tuple(one for one in assigned_names(statement.node) if one in read and not one.isidentifier())
+    change = detach_reads((frame,), names) if names else None
+    return None if change is None else (change, names)
+
+
+def is_repeated(frame: Frame) -> bool:
+    """Whether a loop of its function, or a comprehension, repeats the operation at ``frame``; True in doubt."""
+    found = expression_at(frame)
+    if found is None:
+        return True
+    repeating = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp)
+    around = found.source.ancestors(found.node)
+    inside = (one for one, _ in around)
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return any(isinstance(one, repeating) for one in takewhile(lambda one: not isinstance(one, functions), inside))
 
 
 def _given_by_several(statement: Statement) -> set[str]:

@@ -270,7 +270,8 @@ def detach_held(frames: Sequence[Frame], held: Sequence[Held]) -> tuple[Change, 
     """A line after the round of ``frames`` that detaches the values described by ``held``, and the name that it binds.
 
     An attribute is detached as it is; a container is made anew, with its non-tensors unchanged. None where a value
-    lies in an element of a list that is not itself a container, which may be another object by the next round.
+    lies in an object that is an element of a list, or of a dict under a key which the file does not write: the next
+    round may take another one.
     """
     statement = statement_at(frames[0]) if frames else None
     if statement is None:
@@ -297,10 +298,19 @@ def _cut(source: SourceFile, held: Held) -> tuple[str, str] | None:
     last = max((place for place, layer in enumerate(held.around) if layer.kind == "object"), default=-1)
     layers = held.around[last + 1 :]
     name = layers[0].path if layers else held.path
-    if re.search(r"\[\d+\]", name):
+    if re.search(r"\[\d+\]", name) or not set(re.findall(r"\[(['\"].*?['\"])\]", name)) <= _keys_written(source):
         return None
     text = _anew(source, name, layers)
     return None if text is None else (name, text)
+
+
+def _keys_written(source: SourceFile) -> set[str]:
+    """The texts by which the file reads or makes elements of dicts: ``"h"`` of ``state["h"]``, in both quotes."""
+    keys: list[ast.expr | None] = []
+    for node in source.nodes:
+        keys += [node.slice] if isinstance(node, ast.Subscript) else node.keys if isinstance(node, ast.Dict) else []
+    texts = {one.value for one in keys if isinstance(one, ast.Constant) and isinstance(one.value, str)}
+    return {f"{quote}{one}{quote}" for one in texts for quote in "'\""}
 
 
 def _anew(source: SourceFile, value: str, layers: Sequence[Layer]) -> str | None:
