@@ -25,6 +25,8 @@ replay.push({given})
         ("maxlen=9", "*one", "pass", "one", "obs, h", "[1]", "replay.push(obs, h.detach())"),
         ("maxlen=9", "a, b", "pass", "(a, b)", "obs, h", "[1]", "        self.memory.append((a, b.detach()))"),
         ("[], 9", "a, s", "x, y = s", '{"y": y}', "obs, h", '["y"]', '        self.memory.append({"y": y.detach()})'),
+        ("maxlen=9", "**row", "pass", "row", "act=q, hid=h", '["hid"]', "replay.push(act=q, hid=h.detach())"),
+        ("maxlen=9", "*, s", "pass", '{"hid": s}', "s=h", '["hid"]', '        self.memory.append({"hid": s.detach()})'),
         # A list of any length may be one that is to be emptied.
         ("", "*one", "pass", "one", "obs, h", "[1]", None),
         # What the round computes is kept to be trained.
@@ -44,3 +46,12 @@ def test_states_given_to_a_round_are_added_without_graph(
     found = source.detach_collected(str(file), [f"replay.memory[3]{part}"])
     lines = () if found is None else source.changed_lines(str(file), found[0])
     assert [line for _, _, line in lines] == ([] if changed is None else [changed])
+
+
+def test_a_list_of_any_length_that_every_round_reads_again(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text("rows = []\nq, new = net(obs, h)\nrows.append((obs, h))\n")
+    assert source.detach_collected(str(file), ["rows[3][1]"]) is None
+    found = source.detach_collected(str(file), ["rows[3][1]"], of_any_length=True)
+    assert found is not None
+    assert found[0].new == "rows.append((obs, h.detach()))"

@@ -98,3 +98,34 @@ def test_inputs_of_autograd_grad_stay_leaves(asked, form, tmp_path):
     change = source.detach_at(Frame(str(file), 1, "<module>", is_user=True), "h")
     assert change is not None
     assert change.new == f"h = {form.format('f(h)')}"
+
+
+@each(
+    ("line", "function", "shared"),
+    [
+        (4, "forward", True),
+        (5, "forward", False),
+        (8, "code", True),
+        (11, "once", False),
+        (13, "<module>", False),
+    ],
+)
+def test_a_cut_in_what_several_callers_run_reaches_all_of_them(line, function, shared, tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(
+        """class Net(Module):
+    def forward(self, x):
+        if self.grid is None:
+            y = self.layer(x)
+            self.grid = y
+        return y
+def code(x):
+    z = net(x)
+    return z
+def once(x):
+    z = code(x)
+    return z
+kept = once(code(data))
+"""
+    )
+    assert source.returns_to_several(Frame(str(file), line, function, is_user=True)) == shared

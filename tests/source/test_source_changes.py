@@ -214,6 +214,8 @@ def test_no_line_where_none_says_the_same(tmp_path, body, op):
         ("for q in (x, y):\n    q.mul_(2)  #!", ("loop_variable",)),
         ("q = x\nq.mul_(2)  #!\nx.sum()", ("aliased",)),
         ("q = x\nq.mul_(2)  #!\nq.sum()", ()),
+        ("q = getattr(x, 'h')\nq.mul_(2)  #!\nq.sum()", ("aliased",)),
+        ("q = {'h': x}.get('h')\nq.mul_(2)  #!", ("aliased",)),
         ("q = x + y\nr = q[:, 0]\nq.mul_(2)  #!\nr.sum()", ("aliased",)),
         ("q = x + y\nr = q[:, 0]\ns = r + 1\nq.mul_(2)  #!", ()),
         ("q = x + y\nr = q[:, 0]\nfor i in range(2):\n    s = r + 1\n    q.mul_(2)  #!", ("aliased",)),

@@ -38,14 +38,16 @@ def forget_collected(used: Site, updated: Site | None, held: tuple[Held, ...]) -
     return None
 
 
-def detach_collected(held: tuple[Held, ...]) -> Fix | None:
+def detach_collected(held: tuple[Held, ...], *, of_any_length: bool = False) -> Fix | None:
     """Append computed values without their graph to a list that outlives the rounds.
 
-    None where a list with values of earlier rounds (a replay of states) has no line that appends them.
+    None where a list with values of earlier rounds (a replay of states) has no line that appends them. A list that
+    every round reads again may be ``of_any_length``: it is none to be cleared.
     """
     old = [one for one in held if one.is_old and one.within is not None]
     for file in dict.fromkeys(one.file for one in old):
-        found = source.detach_collected(file, [one.path for one in old if one.file == file])
+        paths = [one.path for one in old if one.file == file]
+        found = source.detach_collected(file, paths, of_any_length=of_any_length)
         if found is not None:
             values = {"bridge": ", ".join(found[1])}
             return Fix.worded("help.detach_carried_state", values, source.changed_lines(file, found[0]))
@@ -382,7 +384,12 @@ def _cut_off(once: BuiltOnce) -> Lines:
         if lines := source.changed_lines(frame.file, behind):
             return lines
     bound_at, shape = once.bound_at or _taken_out(once), "tensor" if once.is_tensor else None
-    return () if bound_at is None else source.changed_lines(bound_at.file, source.detach_at(bound_at, once.name, shape))
+    # Cut in the model's own forward, the rounds would not train it either.
+    return (
+        ()
+        if bound_at is None or source.returns_to_several(bound_at)
+        else source.changed_lines(bound_at.file, source.detach_at(bound_at, once.name, shape))
+    )
 
 
 def _taken_out(once: BuiltOnce) -> Frame | None:
@@ -397,7 +404,11 @@ def _taken_out(once: BuiltOnce) -> Frame | None:
 def _under_no_grad(once: BuiltOnce) -> Lines:
     """The statement that binds the value or its container (``grams`` of ``grams["b"]``), under ``no_grad``."""
     bound_at = once.bound_at or _holder_bound(once)
-    return source.changed_at(bound_at, source.under_no_grad)
+    return (
+        ()
+        if bound_at is not None and source.returns_to_several(bound_at)
+        else source.changed_at(bound_at, source.under_no_grad)
+    )
 
 
 def _holder_bound(once: BuiltOnce) -> Frame | None:

@@ -59,7 +59,7 @@ _NAMES = {
     ),
     "flow.calls": (
         "alias_of called_as_hook called_expression callers_expression dies_with_call earlier_result "
-        "first_argument made_by_call reads_again returned_by_hook"
+        "first_argument made_by_call reads_again returned_by_hook returns_to_several"
     ),
     "flow.collected": "detach_collected",
     "flow.contexts": "enter_each_round enter_once_more",

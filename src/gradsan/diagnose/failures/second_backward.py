@@ -139,7 +139,7 @@ def _once(case: Case) -> Diagnosis:
         fix = Fix.worded("help.leaf_alone", values, whole)
         return diagnosis_of(case, ONCE, (fix,), note, explanation="explanation.built_on_unheld_leaf")
     # A replay of states: what a round received is kept without its graph.
-    collected = detach_collected(held_of(case.failure))
+    collected = detach_collected(held_of(case.failure), of_any_length=case.updated is not None)
     if collected is not None:
         return diagnosis_of(case, ONCE, (collected,), note)
     borrowed = detach_other_network(borrowed_of(case.failure), None) if case.updated is not None else ()

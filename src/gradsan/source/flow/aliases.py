@@ -10,7 +10,7 @@ from pathlib import Path
 from gradsan.source.flow.reaching import Definition, reaching
 from gradsan.source.flow.scopes import arguments_of
 from gradsan.source.flow.targets import aliased_expression
-from gradsan.source.identifiers import chain_key, leaf_name, local_nodes, parameters
+from gradsan.source.identifiers import bindings_of, chain_key, leaf_name, local_nodes, parameters
 from gradsan.source.methods import PIECES
 from gradsan.source.tree import FunctionNode, SourceFile, read_source
 
@@ -104,6 +104,23 @@ def share_memory(source: SourceFile, at: ast.stmt, one: str, other: str) -> bool
         return found
 
     return not reached(one).isdisjoint(reached(other))
+
+
+TAKING = frozenset({"getattr", "get", "setdefault"})
+"""Functions and methods that return what an object or a dict goes on to hold."""
+
+
+def set_back(source: SourceFile, target: ast.expr) -> str | None:
+    """``setattr(part, name, x)`` where ``x = getattr(part, name)`` is the function's only binding of ``x``."""
+    scope, name = source.function(target) or source.module, chain_key(target)
+    if isinstance(scope, ast.Lambda):
+        return None
+    nodes = [one for one in local_nodes(scope) if isinstance(one, ast.stmt) and not isinstance(one, ast.AugAssign)]
+    bound = [one.value for node in nodes for one in bindings_of(node) if one.name == name]
+    value = bound[0] if isinstance(target, ast.Name) and len(bound) == 1 else None
+    if not isinstance(value, ast.Call) or leaf_name(value.func) != "getattr" or len(value.args) != 2:
+        return None
+    return f"setattr({', '.join(map(source.text, value.args))}, {name})"
 
 
 def is_read_as_whole(source: SourceFile, binding: ast.stmt, value: ast.expr, written: ast.Name) -> bool:

@@ -385,3 +385,18 @@ def _hook_argument(call: ast.Call, part: str, rest: str) -> tuple[ast.expr, str]
             if one.arg == keyword[2]:
                 return one.value, rest[keyword.end() :]
     return None
+
+
+def returns_to_several(frame: Frame) -> bool:
+    """Whether the statement at ``frame`` binds variables of a function that other callers run, too.
+
+    A module's ``forward``, or a function that the file calls at several places.
+    """
+    statement = statement_at(frame)
+    if statement is None or not isinstance(statement.function, ast.FunctionDef):
+        return False
+    if not all(name.isidentifier() for name in assigned_names(statement.node)):
+        return False
+    name = statement.function.name
+    calls = [one for one in statement.source.nodes if isinstance(one, ast.Call) and leaf_name(one.func) == name]
+    return name in _CALLED_AS_OBJECT or len(calls) > 1

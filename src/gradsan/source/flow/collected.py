@@ -23,16 +23,19 @@ from gradsan.source.methods import CONTAINERS, LIST_ADDS, TAKING_OUT
 from gradsan.source.tree import SourceFile, read_source
 
 
-def detach_collected(file: str, paths: Iterable[str]) -> tuple[Change, tuple[str, ...]] | None:
+def detach_collected(
+    file: str, paths: Iterable[str], *, of_any_length: bool = False
+) -> tuple[Change, tuple[str, ...]] | None:
     """``.detach()`` at the appended values that ``paths`` lead to, and the expressions of those values.
 
     For ``replay.memory[3][1]`` it is ``h`` of ``self.memory.append((obs, h))``, or of the only call of the method that
     appends its argument. None where the file adds to lists of that name in several places, or adds something else.
-    Only for a list with a bound on its length, and for a value that the round received: what a round computes (the
-    probability of its action) is kept for training, and an unbounded list may be one to be cleared.
+    Only for a list with a bound on its length, unless ``of_any_length``, and for a value that the round received: what
+    a round computes (the probability of its action) is kept for training, and an unbounded list may be one to be
+    cleared.
     """
     source = read_source(file)
-    values = [] if source is None else [_collected(source, _steps(path)) for path in paths]
+    values = [] if source is None else [_collected(source, _steps(path), of_any_length) for path in paths]
     chosen = list(dict.fromkeys(one for one in values if one is not None))
     if source is None or not chosen:
         return None
@@ -40,7 +43,7 @@ def detach_collected(file: str, paths: Iterable[str]) -> tuple[Change, tuple[str
     return None if change is None else (change, tuple(dict.fromkeys(source.text(one) for one in chosen)))
 
 
-def _collected(source: SourceFile, steps: list[str | int]) -> ast.Name | ast.Attribute | None:
+def _collected(source: SourceFile, steps: list[str | int], of_any_length: bool) -> ast.Name | ast.Attribute | None:
     """The value appended at the element and part that ``steps`` lead to: attribute names, an index, and the part."""
     *outer, last = steps
     names = [one for one in outer if isinstance(one, str)]
@@ -49,7 +52,7 @@ def _collected(source: SourceFile, steps: list[str | int]) -> ast.Name | ast.Att
     added = list(adding_calls(source, names[-1]))
     if len(added) != 1 or len(added[0].args) != 1 or leaf_name(added[0].func) == "extend":
         return None
-    if not is_bounded(source, names[-1]):
+    if not of_any_length and not is_bounded(source, names[-1]):
         return None
     call, value = added[0], _part(added[0].args[0], last)
     function = source.function(call)
@@ -66,8 +69,9 @@ def _collected(source: SourceFile, steps: list[str | int]) -> ast.Name | ast.Att
             if isinstance(starred, ast.Starred) and last in fields:
                 added_value, last = starred.value, fields.index(last)
         position = _parameter(function, added_value, value, last)
-        call = calls[0]
+        call, keyword = calls[0], _keyword(function, added_value, value, last)
         given = call.args[position] if position is not None and position < len(call.args) else None
+        given = given or next((one.value for one in call.keywords if one.arg == keyword), None)
         value = given if value is None else value
     is_kept = isinstance(value, ast.Name | ast.Attribute) and _was_given(source, call, given)
     return value if is_kept and isinstance(value, ast.Name | ast.Attribute) else None
@@ -101,6 +105,16 @@ def _parameter(function: ast.FunctionDef, added: ast.expr, value: ast.expr | Non
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and key in assigned_names(node)
     ]
     return names.index(taken[0]) if len(taken) == 1 and taken[0] in names else None
+
+
+def _keyword(function: ast.FunctionDef, added: ast.expr, value: ast.expr | None, last: str | int) -> str | None:
+    """The name by which a call may give it: that of the parameter, or the key in the ``**row`` that is appended."""
+    if value is not None:
+        key = chain_key(value)
+        return key if key in {one.arg for one in (*function.args.args, *function.args.kwonlyargs)} else None
+    keywords = function.args.kwarg
+    is_whole = isinstance(added, ast.Name) and keywords is not None and keywords.arg == added.id
+    return last if is_whole and isinstance(last, str) else None
 
 
 def _was_given(source: SourceFile, call: ast.Call, value: ast.expr | None) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited, text_with, without_keyword
-from gradsan.source.flow.aliases import is_read_whole_after
+from gradsan.source.flow.aliases import is_read_whole_after, set_back
 from gradsan.source.flow.targets import target_at
 from gradsan.source.identifiers import (
     chain_key,
@@ -269,7 +269,9 @@ def _augmented(source: SourceFile, node: ast.AugAssign) -> Change | None:
     value = augmented_value(source, node)
     if value is None or not can_rebind(source, node.target):
         return None
-    new = f"{source.text(node.target)} = {value}"
+    new, back = f"{source.text(node.target)} = {value}", set_back(source, node.target)
+    if back is not None and not source.indent(source.span(node)).strip():
+        return edited(source, [Edit(source.span(node), f"{new}\n{source.indent(source.span(node))}{back}")], _KIND)
     return edited(source, [Edit(source.span(node), new)], _KIND, notes_on_rebinding(source, node.target))
 
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from gradsan.heuristics import is_layers_parameter
 from gradsan.source.change import Edit
-from gradsan.source.flow.aliases import is_read_as_whole
+from gradsan.source.flow.aliases import TAKING, is_read_as_whole
 from gradsan.source.flow.reaching import is_still_argument, is_tensor_made_here, keeps_binding
 from gradsan.source.flow.scopes import arguments_of
 from gradsan.source.flow.targets import aliased_expression
@@ -276,7 +276,8 @@ def _has_alias(source: SourceFile, scope: FunctionNode | ast.Module, written: as
         if isinstance(value, ast.Call) and bound is not None and written.id in _names_bound(node):
             # ``keep, move = self.parts(x)``: a new ``move`` is no part of ``x`` any more.
             is_view = aliased_expression(source, value) is not None
-            if (not is_view or node is not bound) and is_read_as_whole(source, bound, value, written):
+            is_taken = leaf_name(value.func) in TAKING
+            if is_taken or ((not is_view or node is not bound) and is_read_as_whole(source, bound, value, written)):
                 return True
         for target, value in _pairs(node):
             root = aliased_expression(source, value)
