@@ -112,6 +112,8 @@ def gather_written(context: Context) -> tuple[Clue, ...]:
     if tensor is not None and context.row in _LEAF_ROWS:
         values["value_learns"] = _value_learns(context.frame, own, tensor)
         values["leaves_beside"] = _leaves_beside(context.frame, own, bool(values["value_learns"]))
+    if tensor is not None and context.row == "unrecorded_view_inplace":
+        values["value_learns"] = not _is_parameters(tensor) and _reads_learning(context.frame, own, tensor)
     if context.row == "deepcopy_of_result":
         beside = [one for one in naming.find(context.frame, _is_result) if one.tensor is not tensor]
         values["copied_beside"] = tuple({id(one.tensor): one.path for one in beside}.values())
@@ -136,6 +138,19 @@ def _value_learns(frame: FrameType, own: Frame, written: Any) -> bool:
     if written is None:
         return first_named(frame, names, _is_result) is not None
     return first_named(frame, names, lambda one: learns_elsewhere(one, written)) is not None
+
+
+def _is_parameters(view: torch.Tensor) -> bool:
+    """Whether it is a view of a parameter: what is written to that is an update."""
+    base = view if view._base is None else view._base
+    return isinstance(base, nn.Parameter) or (base.is_leaf and base.requires_grad)
+
+
+def _reads_learning(frame: FrameType, own: Frame, written: torch.Tensor) -> bool:
+    """Whether the statement reads another tensor that requires grad: the write is part of what is differentiated."""
+    statement = source.statement_at(own)
+    names = [] if statement is None else source.consumed_names(statement)
+    return first_named(frame, names, lambda one: one.requires_grad and one is not written) is not None
 
 
 def gather_assigned(context: Context) -> tuple[Clue, ...]:

@@ -143,3 +143,14 @@ def diagnosis(
         notes=notes if failure.if_meant is None else (if_meant(failure.if_meant), *notes),
         count=failure.count,
     )
+
+
+def layer_out_of_place(failure: Failure, values: Mapping[str, object]) -> tuple[Fix, ...]:
+    """Turn ``inplace=True`` off where a file of the user's makes the layer of torch's whose forward wrote."""
+    below = next((one for one in reversed(failure.site.frames) if one.function.endswith(".forward")), None)
+    if below is None or below.is_user or "/torch/nn/modules/" not in below.file.replace("\\", "/"):
+        return ()
+    layer, files = below.function.split(".")[-2], dict.fromkeys(one.file for one in reversed(failure.site.user_frames))
+    changes = ((file, source.inplace_layer_false(file, layer)) for file in files)
+    lines = next((found for file, change in changes if (found := source.changed_lines(file, change))), ())
+    return (fix("disable_inplace_module", "preserved", values, lines=lines),) if lines else ()

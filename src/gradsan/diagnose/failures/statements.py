@@ -18,9 +18,7 @@ from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Label, Lines, Me
 
 def op_shown(target: Clue | None) -> str:
     """The operation as spelled in source: ``+=`` for ``__iadd__``."""
-    if target is None or not target.op:
-        return "?"
-    return label_texts.as_written(target.op)
+    return "?" if target is None or not target.op else label_texts.as_written(target.op)
 
 
 def known_as(target: Clue | None) -> tuple[Message, ...]:
@@ -42,9 +40,7 @@ def named_tensor(target: Clue | None) -> NamedTensor | None:
 
 def created(failure: Failure, target: Clue | None) -> tuple[Label, ...]:
     """The label where the tensor was made: at the recorded operation, else at the assignment in the source."""
-    made = failure.clue("made")
-    name = parts.name_of(target)
-    frame = failure.site.user_frame
+    made, name, frame = failure.clue("made"), parts.name_of(target), failure.site.user_frame
     found = None if frame is None or target is None or target.name is None else source.definition_of(frame, target.name)
     if made is not None and made.site is not None and (found is None or not found.is_loop):
         return parts.label_of(made, "created", "label.made", {"name": name, "op": parts.op_of(made)})
@@ -177,7 +173,7 @@ def stopped(
         explanation=explanation,
         labels=(*created(failure, target), *between, *label_texts.at(role, failure.site, here, op=op)),
         tensor=named_tensor(target),
-        fixes=fixes(filled),
+        fixes=(*parts.layer_out_of_place(failure, filled), *fixes(filled)),
         notes=(*known_as(target), *notes),
     )
 
@@ -276,8 +272,11 @@ def _one_of_several_views(failure: Failure, values: Mapping[str, object]) -> tup
 
 
 def _unrecorded_view(failure: Failure, values: Mapping[str, object]) -> tuple[Fix, ...]:
+    moved = parts.fix("move_view_out_of_no_grad", "preserved", values)
+    if (target := failure.clue("target")) is not None and target.values.get("value_learns"):
+        return (moved,)  # unrecorded, or written elsewhere, what it is computed from would not be trained
     return (
-        parts.fix("move_view_out_of_no_grad", "preserved", values),
+        moved,
         parts.fix("no_grad", "changed", values, lines=under_no_grad(failure), summary="help.write_unrecorded"),
         *new_tensor(failure, values, of_view=True),
     )

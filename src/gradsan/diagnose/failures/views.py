@@ -403,8 +403,18 @@ def _found_late(failure: Failure) -> Diagnosis:
             *parts.used(failure, "label.overlap_found"),
         ),
         tensor=parts.tensor_of(clues[-1], passing or (name if isinstance(name, str) else None)),
-        fixes=(
+        fixes=(() if copied else _written_once(failure, clues, values))
+        or (
             parts.fix("clone_before_mutation", "preserved", values, lines=copied),
             parts.fix("out_of_place", "preserved", values),
         ),
     )
+
+
+def _written_once(failure: Failure, writes: tuple[Clue, ...], values: Mapping[str, object]) -> tuple[Fix, ...]:
+    """A new tensor at the statement that wrote, where it is one: an argument may be a copy to nobody else."""
+    places = {
+        (one.site.user_frame.file, one.site.user_frame.line) for one in writes if one.site and one.site.user_frame
+    }
+    fixes = statements.new_tensor_at(failure, writes, values) if len(places) == 1 else ()
+    return fixes if any(one.lines for one in fixes) else ()

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import ast
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gradsan.model import Diagnosis, Fix, Lines
+from gradsan.model import Diagnosis, Fix, Label, Lines
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Change, Edit, changed_lines, text_with
-from gradsan.source.identifiers import leaf_name
+from gradsan.source.identifiers import chain_key, leaf_name, local_nodes
 from gradsan.source.locate import statement_at
 from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.rewrite.out_of_place import out_of_place
@@ -112,7 +113,7 @@ def record_view(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     made = blocks.first(diagnosis, "created")
     if diagnosis.cause != "unrecorded_view_written" or made is None:
         return ()
-    for place in blocks.placements(made):
+    for place in (*blocks.placements(made), *_returned_by_call(made, diagnosis)):
         block = place.source.parents[place.statement][0]
         if (
             isinstance(block, ast.With)
@@ -122,6 +123,29 @@ def record_view(diagnosis: Diagnosis) -> tuple[Fix, ...]:
             lines = _behind(place, block) or _recorded_in_place(place)
             return (blocks.fix("move_view_out_of_no_grad", lines),)
     return ()
+
+
+def _returned_by_call(made: Label, diagnosis: Diagnosis) -> Iterator[blocks.Placed]:
+    """The statement that makes the view in the one function of the file whose result was bound to its name."""
+    at, name = statement_at(made.frame), None if diagnosis.tensor is None else diagnosis.tensor.name
+    call = at.node.value if at is not None and isinstance(at.node, ast.Assign) else None
+    if at is None or not isinstance(at.node, ast.Assign) or not isinstance(call, ast.Call):
+        return
+    source, target = at.source, at.node.targets[0]
+    bound = target.elts if isinstance(target, ast.Tuple) else [target]
+    position = next((number for number, one in enumerate(bound) if chain_key(one) == name), None)
+    functions = [one for one in source.nodes if isinstance(one, ast.FunctionDef) and one.name == leaf_name(call.func)]
+    nodes = list(local_nodes(functions[0])) if len(functions) == 1 and position is not None else []
+    returns = [one.value for one in nodes if isinstance(one, ast.Return)]
+    if len(returns) != 1 or position is None:
+        return
+    given = returns[0].elts if isinstance(returns[0], ast.Tuple) else [returns[0]]
+    view = given[position] if len(given) == len(bound) else None
+    for node in (one for one in nodes if isinstance(one, ast.Assign)):
+        parent, field = source.parents[node]
+        block = getattr(parent, field)
+        if isinstance(view, ast.Name) and view.id in blocks.names_bound(node):
+            yield blocks.Placed(source, block, node, block.index(node))
 
 
 def _behind(place: blocks.Placed, block: ast.With) -> Lines:
