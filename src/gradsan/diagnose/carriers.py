@@ -147,7 +147,8 @@ def cut_read(used: Site, taken: Sequence[Site], held: Sequence[Held]) -> Fix | N
             continue
         found = None if any(map(source.is_repeated, stack[level + 1 :])) else source.detach_own_reads(stack[-1])
         attributes = {one.path.rpartition(".")[2] for one in held if one.container == "object"}
-        if found is not None and {one.rpartition(".")[2] for one in found[1]} <= attributes:
+        names = () if found is None else (one for one in found[1] if not one.isidentifier())
+        if found is not None and {one.rpartition(".")[2] for one in names} <= attributes:
             values = {"bridge": ", ".join(found[1])}
             return Fix.worded("help.detach_carried_state", values, source.changed_lines(stack[-1].file, found[0]))
     return None

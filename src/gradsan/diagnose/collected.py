@@ -19,8 +19,10 @@ def forget_collected(used: Site, updated: Site | None, held: tuple[Held, ...]) -
     """
     for one in held:
         # The elements may be tuples: the log-probability and the value of each action.
-        kept = next((layer.path for layer in one.around if layer.kind in ("list", "deque")), None)
-        if kept is None or not one.is_old:
+        kept = (
+            next((layer.path for layer in one.around if layer.kind in ("list", "deque")), None) if one.is_old else None
+        )
+        if kept is None:
             continue
         for frame in reversed(used.user_frames):
             is_global = one.function == "<module>" and one.file == frame.file
@@ -41,8 +43,7 @@ def forget_collected(used: Site, updated: Site | None, held: tuple[Held, ...]) -
 def detach_collected(held: tuple[Held, ...], *, of_any_length: bool = False) -> Fix | None:
     """Append computed values without their graph to a list that outlives the rounds.
 
-    None where a list with values of earlier rounds (a replay of states) has no line that appends them. A list that
-    every round reads again may be ``of_any_length``: it is none to be cleared.
+    None without a line that appends them. A list that every round reads again may be ``of_any_length``: a replay.
     """
     old = [one for one in held if one.is_old and one.within is not None]
     for file in dict.fromkeys(one.file for one in old):
@@ -73,8 +74,7 @@ def detach_held(
             mine = [one for one in mine if one.path.startswith(f"{known[0]}[") and _is_nested(one)]
             mine = mine or (beside if len(beside) > 1 and not {one.path for one in beside} <= {*known} else [])
             mine = mine or _of_like_objects(held, known[0])
-        # A batch that each round draws anew holds old values, and carries none over.
-        drawn = source.bound_each_round(frame.file, frame.line)
+        drawn = source.bound_each_round(frame.file, frame.line)  # a batch holds old values, and carries none over
         mine = [one for one in mine if _root(one.path) not in drawn]
         # If one attribute carries values over, so do the others of the same object.
         mine += [one for one in held if one not in mine and any(_is_beside(one, kept.path) for kept in mine)]
@@ -179,8 +179,7 @@ def detach_other_network(bridges: Sequence[Bridge], retained_at: Site | None) ->
 
     None where nothing is borrowed, or the source does not show how to detach all of it.
     """
-    found = border(bridges)
-    if found is None:
+    if (found := border(bridges)) is None:
         return ()
     kept = None if retained_at is None else retained_at.shown_frame
     dropped = source.changed_at(kept, lambda at: source.drop_keyword(at, "retain_graph"))
@@ -214,9 +213,8 @@ def _cut(bridge: Bridge) -> tuple[str, Frame, source.Change] | None:
 
 def _is_one_call(taken: Site, made: Site) -> bool:
     """Whether one call of a function made the tensor and took it: all frames but the last are the same."""
-    pairs = zip(taken.user_frames[:-1], made.user_frames[:-1], strict=False)
-    is_level = len(taken.user_frames) == len(made.user_frames)
-    return is_level and all((one.file, one.line) == (other.file, other.line) for one, other in pairs)
+    stacks = ([(one.file, one.line) for one in site.user_frames] for site in (taken, made))
+    return len(taken.user_frames) == len(made.user_frames) and len({(*stack[:-1],) for stack in stacks}) == 1
 
 
 def _is_of_argument(frame: Frame, name: str) -> bool:
@@ -227,12 +225,11 @@ def _is_of_argument(frame: Frame, name: str) -> bool:
 
 def _is_made_behind(bridge: Bridge, frame: Frame, name: str) -> bool:
     """Whether the statement that binds ``name`` may have taken the tensor: detached, its other operands are, too."""
-    bound = source.definition_of(frame, name)
-    if bound is None:
+    if (bound := source.definition_of(frame, name)) is None:
         return False
+    last = bound.frame.end_line or bound.frame.line
 
     def is_among(sites: Sequence[Site]) -> bool:
-        last = bound.frame.end_line or bound.frame.line
         frames = [one for site in sites for one in site.user_frames if source.in_same_function(one, bound.frame)]
         return any(bound.frame.line <= one.line <= last for one in frames)
 
@@ -292,6 +289,7 @@ def _reads(taken: tuple[Frame, ...], made: tuple[Frame, ...], live: str | None) 
         statement = source.statement_at(frame)
         read = [] if statement is None else source.consumed_names(statement)
         yield from ((name, frame) for name in read if name in wanted)
+        yield from ((name, frame) for name, values in source.walked_values(frame).items() if values <= wanted)
     yield from _given(taken[level:], {*source.bound_names(made[level]), *((live,) if live else ())})
 
 
@@ -312,9 +310,8 @@ class BuiltOnce:
     """The value ``name``, bound by the statement at ``bound_at``.
 
     ``made`` are the frames of the operation that made it, outermost first, ``used`` that of the later round's backward.
-    ``is_trained``: the later loss trains all that the value was computed from in another way, too. ``is_nobodys``:
-    nothing trains what it was computed from: a target network, a teacher. ``is_tensor``: the run shows that the name
-    holds the tensor itself.
+    ``is_trained``: the later loss trains what it was computed from in another way, too; ``is_nobodys``: nothing trains
+    that, a target network. ``is_tensor``: the run shows that the name holds the tensor itself.
     """
 
     name: str | Message

@@ -120,8 +120,7 @@ def new_tensor_at(failure: Failure, writes: Sequence[Clue], values: Mapping[str,
 
 def without_out(failure: Failure, values: Mapping[str, object]) -> Fix:
     """Bind the result instead of ``out=``; without a line where others would see the old value."""
-    target = failure.clue("target")
-    op = "" if target is None else target.op or ""
+    op = "" if (target := failure.clue("target")) is None else target.op or ""
     lines, is_hidden = _lines_and_notes(failure, partial(source.out_of_place, op=op))
     return parts.fix("out_of_place", "preserved", values, lines=() if is_hidden else lines, summary="help.without_out")
 
@@ -162,7 +161,9 @@ def stopped(
     op = op_shown(target) if target is not None else failure.values.get("op", "?")
     filled = {"name": parts.name_of(target), "op": op, **(values or {})}
     filled |= {key: one for key, one in target.values.items() if key == "copied_beside"} if target is not None else {}
-    here = Message(label or f"label.{slug}", {**failure.values, **filled})
+    here, suggested = Message(label or f"label.{slug}", {**failure.values, **filled}), fixes(filled)
+    if layer := parts.layer_out_of_place(failure, filled):
+        suggested = (*layer, *(one for one in suggested if one.kind != layer[0].kind))
     return parts.diagnosis(
         failure,
         code,
@@ -173,7 +174,7 @@ def stopped(
         explanation=explanation,
         labels=(*created(failure, target), *between, *label_texts.at(role, failure.site, here, op=op)),
         tensor=named_tensor(target),
-        fixes=(*parts.layer_out_of_place(failure, filled), *fixes(filled)),
+        fixes=suggested,
         notes=(*known_as(target), *notes),
     )
 
@@ -183,7 +184,7 @@ def copy_where_made(
 ) -> tuple[Fix, ...]:
     """Bind the name to a copy from the start: ``x = y.expand(3, 4).clone()``; without a line if that is unknown."""
     target, frame = failure.clue("target"), failure.site.user_frame
-    lines = copied_where_made(frame, target.name) if target is not None and target.name and frame is not None else ()
+    lines = () if target is None or not target.name or frame is None else copied_where_made(frame, target.name)
     return (parts.fix(kind, "preserved", values, lines=lines),)
 
 

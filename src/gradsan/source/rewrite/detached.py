@@ -20,7 +20,7 @@ from gradsan.source.identifiers import (
     parameters,
 )
 from gradsan.source.locate import Statement, expression_at, statement_at
-from gradsan.source.methods import METADATA
+from gradsan.source.methods import FUNCTIONS_MAKING_NEW, METADATA
 from gradsan.source.tree import SourceFile, header_nodes
 
 _DEEPEST = 6
@@ -72,16 +72,64 @@ def detach_reads(frames: Sequence[Frame], names: Sequence[str]) -> Change | None
 def detach_own_reads(frame: Frame) -> tuple[Change, tuple[str, ...]] | None:
     """The statement at ``frame`` with its reads of what it binds detached, ``s.h = f(x, s.h.detach())``, and the names.
 
-    The names are attributes and elements, which outlive a call. None where it reads none, or a loop or a
-    comprehension of its function repeats it.
+    The names are those that outlive a call: attributes, elements, and variables of an outer scope that begin as
+    tensors. None where it reads none, or a loop or a comprehension of its function repeats it.
     """
     statement = statement_at(frame)
     if statement is None or statement.loops or not isinstance(statement.node, ast.Assign):
         return None
     read = {chain_key(node) for node in ast.walk(statement.node.value)}
-    names = tuple(one for one in assigned_names(statement.node) if one in read and not one.isidentifier())
+    names = tuple(
+        one
+        for one in assigned_names(statement.node)
+        if one in read and (not one.isidentifier() or _begins_outside(statement, one))
+    )
     change = detach_reads((frame,), names) if names else None
     return None if change is None else (change, names)
+
+
+def _begins_outside(statement: Statement, name: str) -> bool:
+    """Whether a variable is declared ``nonlocal`` or ``global``, and a tensor is made for it there."""
+    declared = [] if statement.function is None else local_nodes(statement.function)
+    kinds = [type(one) for one in declared if isinstance(one, ast.Global | ast.Nonlocal) and name in one.names]
+    if not kinds or statement.function is None:
+        return False
+    outer = statement.source.function(statement.function) if kinds[0] is ast.Nonlocal else None
+    nodes = [one for one in local_nodes(outer or statement.source.module) if isinstance(one, ast.stmt)]
+    values = [one.value for node in nodes for one in bindings_of(node) if one.name == name]
+    making = FUNCTIONS_MAKING_NEW | {"tensor", "new_zeros", "new_ones", "new_full", "new_empty"}
+    return bool(values) and all(isinstance(one, ast.Call) and leaf_name(one.func) in making for one in values)
+
+
+def walked_values(frame: Frame) -> dict[str, frozenset[str | None]]:
+    """The values of the variables of loops and comprehensions at ``frame`` that walk over displays of tuples.
+
+    ``fake`` is ``a`` and ``b`` in ``for d, fake in ((da, a), (db, b))``, or over a variable bound to those tuples; None
+    for an element that is no name.
+    """
+    statement = statement_at(frame)
+    if statement is None or statement.scope is None:
+        return {}
+    inside = (one for one in ast.walk(statement.node) if isinstance(one, ast.comprehension))
+    found: dict[str, frozenset[str | None]] = {}
+    for walk in (*statement.loops, *inside):
+        if isinstance(walk, ast.While) or not isinstance(walk.target, ast.Tuple):
+            continue
+        walked = walk.iter
+        if isinstance(walked, ast.Name):
+            bound = (
+                one for node in local_nodes(statement.scope) if isinstance(node, ast.stmt) for one in bindings_of(node)
+            )
+            values = [one.value for one in bound if one.name == walked.id]
+            walked = values[0] if len(values) == 1 and isinstance(values[0], ast.expr) else walked
+        rows = walked.elts if isinstance(walked, ast.Tuple | ast.List) else []
+        cells = [one.elts for one in rows if isinstance(one, ast.Tuple | ast.List)]
+        if not cells or any(len(one) != len(walk.target.elts) for one in cells) or len(cells) < len(rows):
+            continue
+        for position, variable in enumerate(walk.target.elts):
+            if isinstance(variable, ast.Name):
+                found[variable.id] = frozenset(chain_key(one[position]) for one in cells)
+    return found
 
 
 def is_repeated(frame: Frame) -> bool:
