@@ -59,7 +59,8 @@ class Clip(NamedTuple):
     """A call that clips: clock, stack, the leaves by ``id``, their memory and that of their gradients.
 
     ``is_filled`` says whether any gradient was nonzero, ``bounds`` whether its bound is one, ``is_run_out``
-    whether an exhausted generator was given. ``bound`` is the bound where it is a number.
+    whether an exhausted generator was given. ``bound`` is the bound where it is a number. ``doubled`` is a leaf whose
+    gradient was given once more, for which it was scaled twice.
     """
 
     clock: int
@@ -72,6 +73,7 @@ class Clip(NamedTuple):
     bounds: bool
     is_run_out: bool
     bound: float | None
+    doubled: _torch.weak_tensor | None = None
 
 
 class ClipCalls:
@@ -134,7 +136,8 @@ class ClipCalls:
                 is_run_out = name != "zero_grad" and _torch.is_empty_generator(args[0], caller)
                 taken = [] if is_run_out else args[0]
                 with _torch.hushed(), torch.no_grad():
-                    self._guard.run(functools.partial(note, name, taken, (bound, is_run_out), stack))
+                    norm = args[2] if len(args) > 2 else kwargs.get("total_norm")
+                    self._guard.run(functools.partial(note, name, taken, (bound, is_run_out, norm), stack))
 
         listener = core.listener(original, called, None)
 
@@ -151,13 +154,13 @@ class ClipCalls:
         held = owner.parameters() if isinstance(owner, nn.Module) else _torch.parameters_of(owner)
         self.clearings.append(Clearing(self._core.tick(), stack, name, frozenset(map(id, held))))
 
-    def _unscaled(self, name: str, scaler: Any, how: tuple[Any, bool], stack: RawStack) -> None:
+    def _unscaled(self, name: str, scaler: Any, how: tuple[Any, bool, Any], stack: RawStack) -> None:
         self.through_scaler.add(id(how[0]))
         if name == "unscale_":
             self.unscaled.append((self._core.tick(), weakref.ref(scaler)))
 
-    def _clipped(self, name: str, given: Any, how: tuple[Any, bool], stack: RawStack) -> None:
-        bound, is_run_out = how
+    def _clipped(self, name: str, given: Any, how: tuple[Any, bool, Any], stack: RawStack) -> None:
+        bound, is_run_out, norm = how
         leaves = [given] if torch.is_tensor(given) else given
         if not all(type(one) in _torch.PLAIN_TENSORS for one in leaves):
             return
@@ -171,6 +174,25 @@ class ClipCalls:
         short = "clip_grad_value_" if "value" in name else "clip_grad_norm_"
         number = bound if isinstance(bound, int | float) else None
         ids = frozenset(map(id, leaves))
+        # ``norm`` may be the argument for its kind where the inner function is not there to be watched.
+        is_scaled = is_asked and is_bound and number is not None and torch.is_tensor(norm) and bool(norm > number)
+        twice = _given_twice(leaves) if is_scaled and short == "clip_grad_norm_" else None
+        doubled = None if twice is None else _torch.weak_tensor(twice)
+        clock = self._core.tick()
         self.clips.append(
-            Clip(self._core.tick(), stack, short, ids, storages, of_grads, is_filled, is_bound, is_run_out, number)
+            Clip(clock, stack, short, ids, storages, of_grads, is_filled, is_bound, is_run_out, number, doubled)
         )
+
+
+def _given_twice(leaves: list[Any]) -> Any:
+    """The first leaf with a gradient that is an earlier one's too, or the leaf itself for the second time."""
+    seen = set()
+    for leaf in leaves:
+        grad = leaf.grad
+        if grad is None or grad.layout is not torch.strided or not (storage := _torch.storage_or_none(grad)):
+            continue
+        place = storage, int(grad.storage_offset()), grad.numel()
+        if place in seen and bool(grad.any()):
+            return leaf
+        seen.add(place)
+    return None

@@ -1,9 +1,10 @@
-"""Clips of gradients that are missing, used up, or others' than those of the step that follows, in one round."""
+"""Clips of gradients that are missing, used up, or others' than those of the step that follows, or scaled twice."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from operator import attrgetter
+from types import FrameType
 from typing import NamedTuple
 
 from torch.optim import Optimizer
@@ -11,14 +12,16 @@ from torch.optim import Optimizer
 from gradsan import _torch
 from gradsan.detect.gradients.clip_calls import CLEARS, Clip, ClipCalls
 from gradsan.graph import naming
+from gradsan.model import Clue
 from gradsan.record.log import RawWrite
+from gradsan.record.stacks import symbolise
 from gradsan.record.steps import StepRecord
 
 _UNSCALES, _LARGE = "GradScaler.unscale_", 500
 
 
 class IdleClip(NamedTuple):
-    """A clip without effect: its ``kind``, as the clue of ``clip_without_effect`` has it, and the step beside it."""
+    """A clip without its effect: its ``kind``, as in the clue of ``clip_without_effect``, and the step beside it."""
 
     clip: Clip
     kind: str
@@ -31,6 +34,14 @@ class IdleClip(NamedTuple):
         """Whether all of that is there, and still without a gradient."""
         held = [one() for one in self.frozen]
         return all(one is not None and not one.requires_grad and one.grad is None for one in held)
+
+    def clues(self, frame: FrameType) -> tuple[Clue, Clue]:
+        """The clues of a report; ``frame`` is where the program runs."""
+        leaf = None if self.clip.doubled is None or self.kind != "doubled" else self.clip.doubled()
+        facts = {} if leaf is None else _torch.facts_of(leaf)
+        name = None if leaf is None else naming.name_of(leaf, frame)
+        clip = Clue("clip", symbolise(self.clip.stack), name, op=self.clip.op, values={**facts, "kind": self.kind})
+        return clip, Clue("stepped", symbolise(self.step.stack), name=self.step.optimizer)
 
     @property
     def may_be_read(self) -> bool:
@@ -53,6 +64,11 @@ class Round(NamedTuple):
         for clip in clips:
             yield from self._of_others(clip, clips)
             yield from self._too_early_or_late(clip, clips)
+            leaf = None if clip.doubled is None else clip.doubled()
+            own = _torch.storage_or_none(leaf) if leaf is not None else 0
+            later = [one for one in self.steps if (one.end or one.clock) > clip.clock and own in one.storages]
+            if later and own:
+                yield IdleClip(clip, "doubled", later[0])
         for clip in self.calls.clips:
             if clip.is_run_out and clip.bounds and self.steps:
                 yield IdleClip(clip, "run_out", self.steps[0])

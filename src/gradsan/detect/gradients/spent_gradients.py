@@ -14,7 +14,7 @@ without a site if none came; ``name``, the optimizer's).
 ``clip_without_effect``. Roles: ``clip`` (the call; ``values``: ``kind``, ``empty`` where there was nothing to clip,
 ``run_out`` where it was given an exhausted generator, ``spent`` where it came after the step, ``of_last_step`` where
 the step that follows is for others, ``dropped`` where it made a tensor that nothing takes, ``others`` where no
-optimizer has what it was given, ``scaled`` where a ``GradScaler`` unscales later), ``stepped``.
+optimizer has what it was given, ``scaled`` where a ``GradScaler`` unscales later, ``doubled``), ``stepped``.
 ``result_dropped``, of a parameter: role ``written`` (the call; ``name``; ``op``; ``values``: ``shape``, ``dtype``,
 ``device``). ``update_dropped``, of a gradient (``g = g / n`` after ``g = p.grad``): role ``written``; ``op`` is that.
 And the rows of :mod:`gradsan.detect.gradients.wrong_steps` and :mod:`gradsan.detect.gradients.opposed_gradients`.
@@ -401,12 +401,7 @@ class SpentGradients(RoundDetector):
         return next((call for call in self._calls_of_program.clearings if id(leaf) in call.leaves), None)
 
     def _report_clip(self, stack: RawStack, idle: IdleClip) -> None:
-        self._report_at(
-            CLIPPED,
-            stack,
-            Clue("clip", symbolise(idle.clip.stack), op=idle.clip.op, values={"kind": idle.kind}),
-            Clue("stepped", symbolise(idle.step.stack), name=idle.step.optimizer),
-        )
+        self._report_at(CLIPPED, stack, *idle.clues(sys._getframe(2)))
 
     def _is_second(self, key: Any) -> bool:
         self._rounds_at[key] += 1

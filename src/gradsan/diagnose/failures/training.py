@@ -152,7 +152,11 @@ _CLIPS = {
     "others": "clip_own",
     "of_last_step": "clip_own",
     "scaled": "clip_unscaled",
+    "doubled": "clip_once",
 }
+
+
+_FILLS, _STEPS = ("of_last_step", "scaled", "doubled"), ("scaled", "doubled")
 
 
 def clip_without_effect(failure: Failure) -> Diagnosis | None:
@@ -161,7 +165,7 @@ def clip_without_effect(failure: Failure) -> Diagnosis | None:
     if clip is None or stepped is None:
         return None
     kind = str(clip.values["kind"])
-    values = {"clip": clip.op, "optimizer": stepped.name}
+    values = {"clip": clip.op, "optimizer": stepped.name, "name": clip.name or "?"}
     return parts.diagnosis(
         failure,
         "GS425",
@@ -171,9 +175,10 @@ def clip_without_effect(failure: Failure) -> Diagnosis | None:
         words=f"clip_{kind}",
         labels=(
             *parts.label_of(clip, "created", f"label.clips_{kind}", values),
-            *parts.used(failure, f"label.fills_{kind if kind in ('of_last_step', 'scaled') else 'unclipped'}", values),
-            *parts.label_of(stepped, "note", f"label.steps_{'scaled' if kind == 'scaled' else 'unclipped'}", values),
+            *parts.used(failure, f"label.fills_{kind if kind in _FILLS else 'unclipped'}", values),
+            *parts.label_of(stepped, "note", f"label.steps_{kind if kind in _STEPS else 'unclipped'}", values),
         ),
+        tensor=parts.tensor_of(clip, f"{clip.name}.grad") if clip.name else None,
         fixes=(parts.fix(_CLIPS.get(kind, "clip_between"), "changed", values),),
     )
 
