@@ -1,5 +1,7 @@
 """Gradient hooks without effect: of a view that is written, of a parameter that is replaced, or returning nothing.
 
+And hooks that a parameter gets again in every round (``repeated_hooks.py``).
+
 A write gives a view, or its base, a new grad_fn. A parameter that a module gets in place of one with hooks has none.
 
 PyTorch leaves the hooks of a view at its Node of when they were registered. Uses of the view after the write
@@ -19,7 +21,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -38,9 +40,13 @@ from gradsan.record.stacks import is_user_file, symbolise
 from gradsan.record.steps import RawBackward, read_backward
 from gradsan.record.user_hooks import note_tensor_hook
 
+if TYPE_CHECKING:
+    from gradsan.detect.meaning.repeated_hooks import RepeatedHooks
+
 ROW, DROPPED = "hook_lost", "hook_result_dropped"
 _KEPT = 64
 _CALLS_AWAITED = 8
+_REGISTERED, _MANY = 4_096, 4
 
 
 @dataclass(slots=True)
@@ -87,6 +93,8 @@ class LostHooks(Finder):
         self._waiting: list[_Hooked] = []
         self._codes = self._notes(set[CodeType]())
         self._leaves = self._notes(dict[int, _Leaf]())
+        self._registered: dict[int, int] = {}
+        self._repeated: RepeatedHooks | None = None
 
     def install(self, patches: Patches, guard: Guard) -> None:
         """Watch ``register_hook``."""
@@ -97,6 +105,7 @@ class LostHooks(Finder):
                 stack = core.stack(1)
                 guard(lambda: note_tensor_hook(args[0]))
                 guard(lambda: self._remember(args[0], handle, stack))
+                guard(lambda: self._count(args[0], handle, stack))
                 guard(lambda: self._read(args[0], args[1] if len(args) > 1 else None, stack))
 
         patches.set(torch.Tensor, "register_hook", core.listener(register, None, registered))
@@ -109,7 +118,33 @@ class LostHooks(Finder):
         handle = numbered_apart(register_module_parameter_registration_hook(replacing))
         patches.on_undo(handle.remove)
 
+        patches.on_undo(self._put_back)
+        self._guard = guard
+
+    def _count(self, tensor: torch.Tensor, handle: Any, stack: RawStack) -> None:
+        """Note before which backward a leaf got a hook, and look whether it has gathered several of them."""
+        hooks: Any = tensor._backward_hooks
+        if not _torch.is_trainable_leaf(tensor) or not hooks or handle.id not in hooks:
+            return
+        if len(self._registered) >= _REGISTERED:
+            self._registered.clear()
+        self._registered[handle.id] = self._core.backwards
+        if len(hooks) < _MANY or stack in self._described:
+            return
+        if self._repeated is None:
+            from gradsan.detect.meaning.repeated_hooks import RepeatedHooks
+
+            self._repeated = RepeatedHooks(self._core, self._guard, self._found)
+        if self._repeated.look(tensor, self._registered, stack):
+            self._described.add(stack)
+
+    def _put_back(self) -> None:
+        if self._repeated is not None:
+            self._repeated.forget()
+
     def forget(self) -> None:
+        self._put_back()
+        self._registered.clear()
         for one in self._waiting:
             one.graph.let_go()
         self._waiting.clear()

@@ -54,6 +54,7 @@ _CAUSES: Mapping[str, Callable[[Failure], Diagnosis | None]] = {
         (gradients.update_lost, ("update_not_differentiated",)),
         (gradients.hook_lost, ("hook_lost",)),
         (gradients.gradient_ignored, ("gradient_ignored",)),
+        (gradients.hook_repeated, ("hook_repeated",)),
         (gradients.hook_result_dropped, ("hook_result_dropped",)),
         (meaning.loss_changed, ("loss_changed",)),
         (meaning.value_changed, ("value_changed",)),

@@ -139,6 +139,26 @@ def hook_result_dropped(failure: Failure) -> Diagnosis | None:
     )
 
 
+def hook_repeated(failure: Failure) -> Diagnosis | None:
+    """GS223, a warning, for a parameter that gets the same hook again in every round."""
+    hook = failure.clue("hook")
+    if hook is None:
+        return None
+    values = {"name": parts.name_of(hook, "label.the_tensor"), "times": hook.values["times"]}
+    return parts.diagnosis(
+        failure,
+        "GS223",
+        "hook_lost",
+        values=values,
+        severity="warning",
+        title="title.hook_repeated",
+        explanation="explanation.hook_repeated",
+        labels=parts.used(failure, "label.hook_repeated", values),
+        tensor=parts.tensor_of(hook) if hook.name else None,
+        fixes=(parts.fix("register_hook_once", "changed", values),),
+    )
+
+
 def hook_lost(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure whose tensor has a name: a note where the hook runs for earlier uses of a view."""
     hook, written = failure.clue("hook"), failure.clue("written")
