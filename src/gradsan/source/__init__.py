@@ -96,7 +96,7 @@ _NAMES = {
     ),
     "intent.contents": (
         "adds_noise detached_for_copy elements_updated_by is_computed_by_program is_state_of_loader "
-        "makes_discrete operand_given spoils_data writes_at_random"
+        "is_left_to_caller makes_discrete operand_given spoils_data writes_at_random"
     ),
     "intent.flags": (
         "Flag drops_result flags_set reads_flag reads_scale reads_value_of sets_own_flag writes_into_result"
@@ -111,7 +111,7 @@ _NAMES = {
         "differentiated floating_from_start gradient_in_shape graph_for_gradient input_itself keep_graph_from "
         "sum_differentiated wanted_where_bound"
     ),
-    "rewrite.copied": "clone_argument clone_given clone_handed_out",
+    "rewrite.copied": "clone_argument clone_given clone_handed_out handed_out",
     "rewrite.detached": "detach_own_reads detach_reads is_repeated taken_from walked_values",
     "rewrite.filled": "detach_behind_loop reads_filled",
     "rewrite.functions": (

@@ -34,18 +34,19 @@ def given_to(raw: RawWrite, written: Site) -> Iterator[Given]:
 
     ``forward`` may have passed its argument on: to a function of its own, or to an inner module. A call as a statement
     is made for its write, and so is a call of a function named like an in-place one; unless the function has detached
-    its argument, as if that made a copy. What a method writes in ``self``
-    is the object's own state, whoever holds the object.
+    its argument, as if that made a copy. So is a write after which no function on the way reads the value. What a
+    method writes in ``self`` is the object's own state, whoever holds the object.
     """
     frames = written.frames
     position = max((at for at, frame in enumerate(frames) if frame.is_user), default=0)
     named = source.written_expression(frames[position], raw.op, frames[position + 1 :]) if frames else None
-    first = named
+    first, is_left = named, True
     while named is not None and position:
         own, here = frames[position], named
         is_procedure = is_named_in_place(own.function)
         private = source.detached_for_copy(own, here) if here is first and not is_procedure else None
         named = source.alias_of(own, named) or named
+        is_left = is_left and source.is_left_to_caller(own, {here, named}, is_write=here is first)
         at = own
         if private is not None:
             at, named, _ = private
@@ -63,7 +64,13 @@ def given_to(raw: RawWrite, written: Site) -> Iterator[Given]:
                 private = None
         is_forward = own.function.endswith("forward") and _torch.is_module_call(frames[position - 1].file)
         is_taken = outer == position - 1 and not is_named_in_place(own.function) and source.takes_result(frames[outer])
-        if (is_forward or is_taken or private is not None) and given is not None and _is_argument(named, own, raw):
+        is_meant = is_left and private is None
+        if (
+            (is_forward or is_taken or private is not None)
+            and not is_meant
+            and given is not None
+            and _is_argument(named, own, raw)
+        ):
             yield Given(position, outer, named, here, given, is_forward)
         named = given
         position = outer

@@ -66,7 +66,9 @@ def value_changed(failure: Failure) -> Diagnosis | None:
         return None
     frame = written.site.shown_frame
     name = None if frame is None else source.written_expression(frame, written.op or "", ())
-    name = (name or parts.assigned_at(computed) or "").removesuffix(".data").removesuffix(".detach()")
+    if name is None and frame is not None:
+        name = parts.assigned_at(computed) or source.handed_out(frame, written.op or "")
+    name = (name or "").removesuffix(".data").removesuffix(".detach()")
     if not name:
         return None
     values = {"name": name, "writer": parts.writer(written, name)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -274,6 +275,29 @@ def detached_for_copy(frame: Frame, name: str) -> tuple[Frame, str, tuple[str, .
     beside = tuple(one for one in sorted(others) if _is_detached(binding_at(frame, one)))
     place = replace(frame, line=bound.statement.lineno, column=None, end_line=None, end_column=None)
     return (place, detached, beside) if beside else None
+
+
+def is_left_to_caller(frame: Frame, names: set[str], *, is_write: bool) -> bool:
+    """Whether the function at ``frame`` has no use for a value of its caller that it writes there, as ``names``.
+
+    Then the write is made for the caller: ``targets.copy_(mixed)`` with no ``targets`` afterwards. Where a function
+    that is called there writes it (not ``is_write``), its name may stand there once.
+    """
+    statement = statement_at(frame)
+    if statement is None or statement.scope is None:
+        return False
+    node, roots = statement.node, {re.split(r"[.\[]", name, maxsplit=1)[0] for name in names}
+    is_bare = isinstance(node, ast.Expr | ast.AugAssign) or isinstance(
+        getattr(node, "targets", [None])[0], ast.Subscript
+    )
+    first = node.lineno if not statement.loops else statement.loops[0].lineno
+    uses = [
+        one
+        for one in local_nodes(statement.scope)
+        if isinstance(one, ast.Name) and one.id in roots and one.lineno >= first
+    ]
+    inside = {one for one in ast.walk(node) if isinstance(one, ast.Name) and one.id in roots}
+    return all(one in inside for one in uses) and (is_bare if is_write else len(inside) == 1)
 
 
 def is_computed_by_program(frame: Frame, expression: str) -> bool:

@@ -18,6 +18,7 @@ from gradsan.source.tree import SourceFile
 
 _OF_TENSORS = frozenset({"numpy", "__array__", "__dlpack__"})
 _OF_ARRAYS = frozenset({"from_numpy", "frombuffer", "as_tensor", "asarray"})
+_KEEPING = frozenset({"detach", "cpu", "contiguous"})
 _PRIMARY = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)
 _NAMES_OF_VALUES = ("value", "new_value", "written_value")
 
@@ -45,6 +46,19 @@ def clone_handed_out(frame: Frame, bypass: str) -> Change | None:
     if bypass in _OF_TENSORS:
         return clone_given(frame, lambda call: next(iter(call.args), getattr(call.func, "value", None)))
     return clone_given(frame, lambda call: call) if bypass in _OF_ARRAYS else None
+
+
+def handed_out(frame: Frame, bypass: str) -> str | None:
+    """``z`` of ``z.detach().numpy()`` at ``frame``: the tensor whose memory the method ``bypass`` shares."""
+    calls = [place for place in expressions_at(frame) if isinstance(place.node, ast.Call)]
+    if len(calls) != 1 or bypass not in _OF_TENSORS or not isinstance(call := calls[0].node, ast.Call):
+        return None
+    value = next(iter(call.args), getattr(call.func, "value", None))
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _KEEPING:
+        value = value.func.value
+    if isinstance(value, ast.Attribute) and value.attr == "data":
+        value = value.value
+    return calls[0].source.text(value) if isinstance(value, ast.Name | ast.Attribute | ast.Subscript) else None
 
 
 def clone_argument(frame: Frame, written: Frame | None, op: str) -> tuple[str, Change] | None:
