@@ -299,7 +299,7 @@ def binds_result(frame: Frame) -> bool:
 
 
 def returns_argument(frame: Frame, name: str) -> bool:
-    """Whether the function at ``frame`` returns its argument ``name`` itself, or the result of one of its methods."""
+    """Whether the function at ``frame`` returns ``name`` itself, or the result of a method of it, or of ``out=name``."""
     statement = statement_at(frame)
     if statement is None or statement.function is None or isinstance(statement.function, ast.Lambda):
         return False
@@ -311,7 +311,8 @@ def returns_argument(frame: Frame, name: str) -> bool:
 
 def _is_made_of(value: ast.expr, name: str) -> bool:
     while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
-        value = value.func.value
+        written = next((one.value for one in value.keywords if one.arg == "out"), None)
+        value = value.func.value if written is None else written
     return chain_key(value) == name
 
 

@@ -27,8 +27,8 @@ from gradsan.source.identifiers import (
     local_nodes,
     parameters,
 )
-from gradsan.source.locate import Statement, expression_at, expressions_at, statement_at
-from gradsan.source.tree import FunctionNode, SourceFile, read_source
+from gradsan.source.locate import Expression, Statement, expression_at, expressions_at, statement_at
+from gradsan.source.tree import FunctionNode, ScopeNode, SourceFile, read_source
 
 # A module's forward is reached by calling the module itself.
 _CALLED_AS_OBJECT = frozenset({"forward", "__call__"})
@@ -195,12 +195,16 @@ def reads_again(name: str, call: Frame, read: Frame) -> bool:
 def earlier_result(call: Frame) -> SecondName | None:
     """``a`` of ``a = embed(x)`` before the call ``b = embed(y)``, if both are read after it; else None.
 
-    Or ``last`` of ``last = b``, by which a loop has the result of the iteration before.
+    Both may be in one statement, ``a, b = embed(x), embed(y)``. Or ``last`` of ``last = b``, by which a loop has the
+    result of the iteration before.
     """
     statement, expression = statement_at(call), expression_at(call)
     if statement is None or statement.scope is None:
         return None
     scope, statements = statement.scope, statements_of(statement.scope)
+    beside = _taken_beside(statement, expression, scope, statements)
+    if beside is not None:
+        return beside
     result, callee = _taken(statement.node)
     if callee is None or expression is None or expression.node is not getattr(statement.node, "value", None):
         return _last_result(statement, statements)
@@ -232,6 +236,28 @@ def _last_result(statement: Statement, statements: list[ast.stmt]) -> SecondName
         before = [one for one in body if one.lineno < later.lineno and reads_value(statement.source, one, name)]
         if is_kept and before and [one for one in body if name in assigned_names(one)] == [later]:
             return SecondName(name, "returned", later.lineno, before[0].lineno, None)
+    return None
+
+
+def _taken_beside(
+    statement: Statement, expression: Expression | None, scope: ScopeNode, statements: list[ast.stmt]
+) -> SecondName | None:
+    """``a`` of ``a, b = embed(x), embed(y)`` at the second call."""
+    match statement.node, None if expression is None else expression.node:
+        case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)), ast.Call(func=callee) as call:
+            if len(names) != len(values) or call not in values:
+                return None
+        case _:
+            return None
+    at, own = values.index(call), frozenset((statement.node,))
+    read = [
+        None if not isinstance(one, ast.Name) else read_after(statement, one.id, own, scope, statements)
+        for one in names[: at + 1]
+    ]
+    for name, value, line in zip(names[:at], values[:at], read, strict=False):
+        is_same = isinstance(value, ast.Call) and ast.unparse(value.func) == ast.unparse(callee)
+        if is_same and isinstance(name, ast.Name) and line is not None and read[-1] is not None:
+            return SecondName(name.id, "returned", statement.node.lineno, line, statement.source.span(value))
     return None
 
 

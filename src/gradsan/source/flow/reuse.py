@@ -90,7 +90,7 @@ def _bound_to(name: str, before: Statement) -> set[str]:
 _FACTS = METADATA | {"item", "tolist"}
 """Attributes and functions unaffected by a write of values, or used for display: they reach no loss."""
 _LOOKS = frozenset({"float", "int", "len", "isinstance", "type", "id", "print", "repr", "str"})
-_COUNTS = LIST_ADDS | {"backward", "extend"}
+_COUNTS = LIST_ADDS | {"backward", "extend", "save_for_backward"}
 """Methods whose calls are bare statements and still contribute to a loss; others only display something."""
 
 
