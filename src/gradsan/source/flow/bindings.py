@@ -299,7 +299,7 @@ def binds_result(frame: Frame) -> bool:
 
 
 def returns_argument(frame: Frame, name: str) -> bool:
-    """Whether the function at ``frame`` returns ``name`` itself, or the result of a method of it, or of ``out=name``."""
+    """Whether the function at ``frame`` returns ``name`` itself, or what a method of it or ``out=name`` gives."""
     statement = statement_at(frame)
     if statement is None or statement.function is None or isinstance(statement.function, ast.Lambda):
         return False
