@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gradsan.source.flow.kept import *
     from gradsan.source.flow.modules import *
     from gradsan.source.flow.reaching import *
+    from gradsan.source.flow.results import *
     from gradsan.source.flow.reuse import *
     from gradsan.source.flow.rounds import *
     from gradsan.source.flow.scopes import *
@@ -58,7 +59,7 @@ _NAMES = {
         "returns_argument taken_for_own takes_result"
     ),
     "flow.calls": (
-        "alias_of called_as_hook called_expression callers_expression dies_with_call earlier_result "
+        "alias_of called_as_hook called_expression callers_expression dies_with_call "
         "first_argument made_by_call reads_again returned_by_hook returns_to_several"
     ),
     "flow.collected": "detach_collected",
@@ -76,6 +77,7 @@ _NAMES = {
     "flow.reuse": (
         "SecondName argument_read_later collected_result copy_second_name is_made_in_round read_as_before second_name"
     ),
+    "flow.results": "earlier_result",
     "flow.rounds": (
         "backward_of_sum bound_each_round clears_between detach_after detach_after_round "
         "frames_between in_one_loop in_same_function in_same_loops is_item_of_loop "

@@ -1,0 +1,88 @@
+"""Results of a function that are kept while the function is called again: ``a, b = embed(x), embed(y)``."""
+
+from __future__ import annotations
+
+import ast
+
+from gradsan.model import Frame
+from gradsan.source.flow.reuse import SecondName, definitions_at, read_after, reads_value, statements_of
+from gradsan.source.identifiers import assigned_names, bindings_of, chain_key
+from gradsan.source.locate import Expression, Statement, expression_at, statement_at
+from gradsan.source.tree import ScopeNode
+
+
+def earlier_result(call: Frame) -> SecondName | None:
+    """``a`` of ``a = embed(x)`` before the call ``b = embed(y)``, if both are read after it; else None.
+
+    Both may be in one statement, ``a, b = embed(x), embed(y)``. Or ``last`` of ``last = b``, by which a loop has the
+    result of the iteration before.
+    """
+    statement, expression = statement_at(call), expression_at(call)
+    if statement is None or statement.scope is None:
+        return None
+    scope, statements = statement.scope, statements_of(statement.scope)
+    beside = _taken_beside(statement, expression, scope, statements)
+    if beside is not None:
+        return beside
+    result, callee = _taken(statement.node)
+    if callee is None or expression is None or expression.node is not getattr(statement.node, "value", None):
+        return _last_result(statement, statements)
+    if read_after(statement, result, frozenset((statement.node,)), scope, statements) is None:
+        return None
+    at = definitions_at(scope, statement.node)
+    given = {node.id for node in ast.walk(expression.node) if isinstance(node, ast.Name)}
+    for earlier in statements:
+        name, other = _taken(earlier)
+        # A result passed to the later call is an argument of that call: see `reuse.argument_read_later`.
+        is_meant = other == callee and name not in (result, *given) and earlier.lineno < statement.node.lineno
+        if not is_meant or any(one.statement is not earlier or one.carried for one in at.get(name, ())):
+            continue
+        read = read_after(statement, name, frozenset((earlier,)), scope, statements)
+        if isinstance(earlier, ast.Assign) and read is not None:
+            return SecondName(name, "returned", earlier.lineno, read, statement.source.span(earlier.value))
+    return _last_result(statement, statements)
+
+
+def _last_result(statement: Statement, statements: list[ast.stmt]) -> SecondName | None:
+    loop = statement.node if isinstance(statement.node, ast.For) else next(reversed(statement.loops), None)
+    results = {one.name for one in bindings_of(statement.node)}
+    inside = set() if loop is None else set(ast.walk(loop))
+    body = [one for one in statements if one in inside and one.lineno > statement.node.lineno]
+    for later in (one for one in body if isinstance(one, ast.Assign)):
+        name, value = chain_key(later.targets[0]) or "", later.value
+        parts = value.elts if isinstance(value, ast.Tuple) else [value]
+        is_kept = name not in results and not results.isdisjoint(map(chain_key, parts))
+        before = [one for one in body if one.lineno < later.lineno and reads_value(statement.source, one, name)]
+        if is_kept and before and [one for one in body if name in assigned_names(one)] == [later]:
+            return SecondName(name, "returned", later.lineno, before[0].lineno, None)
+    return None
+
+
+def _taken_beside(
+    statement: Statement, expression: Expression | None, scope: ScopeNode, statements: list[ast.stmt]
+) -> SecondName | None:
+    """``a`` of ``a, b = embed(x), embed(y)`` at the second call."""
+    match statement.node, None if expression is None else expression.node:
+        case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)), ast.Call(func=callee) as call:
+            if len(names) != len(values) or call not in values:
+                return None
+        case _:
+            return None
+    at, own = values.index(call), frozenset((statement.node,))
+    read = [
+        None if not isinstance(one, ast.Name) else read_after(statement, one.id, own, scope, statements)
+        for one in names[: at + 1]
+    ]
+    for name, value, line in zip(names[:at], values[:at], read, strict=False):
+        is_same = isinstance(value, ast.Call) and ast.unparse(value.func) == ast.unparse(callee)
+        if is_same and isinstance(name, ast.Name) and line is not None and read[-1] is not None:
+            return SecondName(name.id, "returned", statement.node.lineno, line, statement.source.span(value))
+    return None
+
+
+def _taken(node: ast.stmt) -> tuple[str, str | None]:
+    """``a`` and ``embed`` of ``a = embed(x)``."""
+    match node:
+        case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=callee)):
+            return name, ast.unparse(callee)
+    return "", None
