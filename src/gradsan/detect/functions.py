@@ -4,22 +4,19 @@ Autograd checks the version of tensors given to ``save_for_backward``, and of no
 connects an input that a forward has overwritten to the Function only if ``mark_dirty`` names it: otherwise later uses
 of the input read new values and differentiate as if they were the old ones. Tensors given to ``save_for_backward``
 are saved when forward has returned: an input that forward writes after that call is saved with the new values. All are
-noted when ``apply`` returns and checked before a backward. A backward that reads none of the gradients it is given is
-right only where these are one, or where forward is the identity. Only programs with custom Functions of their own pay.
+noted when ``apply`` returns and checked before a backward. What a backward returns is measured in
+``function_backwards.py``. Only programs with custom Functions of their own pay.
 
-Row ``gradient_ignored``: role ``applied`` (the call of the Function; ``name`` of it), ``backward`` (its definition).
 Row: ``saved_early``. Roles: ``applied`` (the call of the Function; ``name`` of it; ``values``: ``shape``, ``dtype``,
 ``device``, ``is_dirty``, whether mark_dirty names the input), ``written`` (the write; ``name``; ``op``), ``saved``.
 """
 
 from __future__ import annotations
 
-import dis
 import functools
-import inspect
 import threading
 import weakref
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from types import CodeType
@@ -32,15 +29,15 @@ from gradsan import _torch, source
 from gradsan._collector import cached_by_class
 from gradsan.detect.memory import Noted, Notes
 from gradsan.graph import walk
-from gradsan.model import Clue, Failure, Frame, Site
+from gradsan.model import Clue, Failure, Site
 from gradsan.record.detector import Detector, KnownConflicts, Run
-from gradsan.record.guarding import after_node
 from gradsan.record.log import RawStack, logged_writes
 from gradsan.record.patches import Patches
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import BackwardRecord, RawBackward, read_backward, running_here
+from gradsan.record.steps import BackwardRecord, RawBackward, read_backward
 
 if TYPE_CHECKING:
+    from gradsan.detect.function_backwards import FunctionBackwards
     from gradsan.detect.function_conflicts import Kept, Unmarked
     from gradsan.detect.one_tensor.function_places import KeptForAllCalls
 
@@ -51,8 +48,7 @@ _ROUNDS_KEPT = 64
 _LOOKED_AT_ALWAYS = 64
 
 
-EARLY, IGNORED = "saved_early", "gradient_ignored"
-_FOLLOWED = 2
+EARLY = "saved_early"
 
 
 class Before(NamedTuple):
@@ -84,7 +80,7 @@ class Functions(Detector):
         )
         self._early: weakref.WeakKeyDictionary[Any, tuple[Clue, ...]] = weakref.WeakKeyDictionary()
         self._early_seen: set[Any] = set()
-        self._ignoring, self._ignoring_seen = Counter[CodeType](), set[CodeType]()  # a class would live on
+        self._backwards: FunctionBackwards | None = None
         self._kept: weakref.WeakKeyDictionary[Any, Kept] = weakref.WeakKeyDictionary()
         self._unmarked: deque[Unmarked] = deque(maxlen=_UNMARKED_KEPT)
         self._places: KeptForAllCalls | None = None
@@ -95,8 +91,7 @@ class Functions(Detector):
         self._places = None
         self._early.clear()
         self._early_seen.clear()
-        self._ignoring.clear()
-        self._ignoring_seen.clear()
+        self._backwards = None
 
     def install(self, patches: Patches, guard: Guard) -> None:
         """Watch ``Function.apply`` until ``patches`` is undone."""
@@ -200,10 +195,11 @@ class Functions(Detector):
         node = _node_of(result)
         if node is None or _torch.function_class(node) is not kind:
             return
-        if (code := _ignoring_backward(kind)) and self._ignoring[code] < _FOLLOWED and not _passes_on(result, args):
-            self._ignoring[code] += 1
-            ran = functools.partial(self._ran_ignoring, kind.__name__, code, self._core.stack(1))
-            after_node(node, lambda *of: self._guard.run_hushed(functools.partial(ran, *of)))
+        if self._backwards is None:
+            from gradsan.detect.function_backwards import FunctionBackwards
+
+            self._backwards = FunctionBackwards(self._core, self._guard, self._found)
+        self._backwards.applied(kind, node, args, result)
         for position, version in enumerate(before.versions):
             if version is not None and args[position]._version != version:
                 self._look_for_early(kind, node, args[position], before)
@@ -230,19 +226,6 @@ class Functions(Detector):
             number, core = _torch.node_sequence(node) or 0, self._core
             stack, code = core.stack(1), forward_code(kind)
             self._kept[node] = function_conflicts.Kept(kind.__name__, code, stack, core.tick(), tuple(kept), number)
-
-    def _ran_ignoring(self, name: str, code: CodeType, stack: RawStack, given: Any, taken: Any) -> None:
-        """Report a backward that has not read gradients other than one, and has returned some."""
-        with torch.no_grad():
-            returned = any(one is not None and bool(one.any()) for one in given)
-            is_read = any(one is not None and not bool((one == 1).all()) for one in taken)
-        if returned and is_read and code not in self._ignoring_seen:
-            self._ignoring_seen.add(code)
-            frame = Frame(code.co_filename, code.co_firstlineno, code.co_name, is_user=True)
-            clues = Clue("applied", symbolise(stack), name=name), Clue("backward", Site((frame,)))
-            entry = running_here(self._core)
-            site = symbolise(stack if entry is None else entry.stack)
-            self._found(Failure(IGNORED, "", "", site, clues, raised=False))
 
     def _look_for_early(self, kind: Any, node: Node, tensor: torch.Tensor, before: Before) -> None:
         """Check whether forward has written an input after giving it to ``save_for_backward``."""
@@ -374,27 +357,6 @@ def _methods(kind: Any, name: str) -> Iterable[Any]:
     from gradsan.graph.bytecode import functions_of, getattr_static
 
     return functions_of(getattr_static(kind, name))
-
-
-@cached_by_class
-def _ignoring_backward(kind: Any) -> CodeType | None:
-    """Return the code of the program's own backward if it reads none of the gradients it is given."""
-    own = [one for one in _methods(kind, "backward") if one.__module__.partition(".")[0] != "torch"]
-    code = own[-1].__code__ if own else None
-    if code is None or code.co_argcount < 2 or code.co_flags & inspect.CO_VARARGS:
-        return None
-    given = set(code.co_varnames[1 : code.co_argcount])
-    loaded = [one.argval for one in dis.get_instructions(code) if one.opname.startswith("LOAD")]
-    read = {name for one in loaded for name in (one if isinstance(one, tuple) else (one,)) if isinstance(name, str)}
-    return None if given & (read | set(code.co_cellvars)) or "locals" in read else code
-
-
-@_torch.hushed()
-def _passes_on(result: Any, args: tuple[Any, ...]) -> bool:
-    """Whether forward returns an input as it is: to give it another gradient is all that the Function is for."""
-    facts = _torch.facts_of(result) if torch.is_tensor(result) else None
-    alike = [one for one in args if torch.is_tensor(one) and _torch.facts_of(one) == facts]
-    return any(not one.is_meta and torch.equal(one, result) for one in alike)
 
 
 @cached_by_class

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -24,7 +24,7 @@ from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts, statements
 from gradsan.diagnose.failures.loss_without_graph import cuts_before, cuts_in_order, undone_cuts
 from gradsan.diagnose.needs import op_name
-from gradsan.model import Clue, Diagnosis, Failure, Fix, Lines, Message, NamedTensor, Severity, Site
+from gradsan.model import Clue, Diagnosis, Failure, Fix, Lines, Message, NamedTensor, Severity
 
 
 def gradient_overwritten(failure: Failure) -> Diagnosis | None:
@@ -86,33 +86,6 @@ def update_lost(failure: Failure) -> Diagnosis | None:
             parts.fix("leave_create_graph", "preserved", values),
         ),
         notes=(Message("note.more_leaves_updated", values),) if values["others"] else (),
-    )
-
-
-def gradient_ignored(failure: Failure) -> Diagnosis | None:
-    """GS410, a warning, for a custom backward that does not use the gradient it is given."""
-    applied, backward = failure.clue("applied"), failure.clue("backward")
-    if applied is None or backward is None:
-        return None
-    values, frame = {"name": applied.name or "?"}, backward.user_frame
-    while frame is not None and (source.source_line(frame.file, frame.line) or "").lstrip().startswith("@"):
-        frame = replace(frame, line=frame.line + 1)
-    backward = backward if frame is None else replace(backward, site=Site((frame,)))
-    return parts.diagnosis(
-        failure,
-        "GS410",
-        "custom_backward_returns",
-        values=values,
-        severity="warning",
-        title="title.gradient_ignored",
-        explanation="explanation.gradient_ignored",
-        labels=(
-            *parts.label_of(backward, "created", "label.gradient_not_read", values),
-            *parts.label_of(applied, "note", "label.function_applied", values),
-            *parts.used(failure, "label.gradient_not_passed", values),
-        ),
-        tensor=None,
-        fixes=(parts.fix("multiply_by_gradient", "changed", values),),
     )
 
 
