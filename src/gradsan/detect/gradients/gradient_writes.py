@@ -68,7 +68,7 @@ class GradientWrites(Detector):
         inside, engine = frames_inside()
         if not storage or (engine is None and self._is_elsewhere(inside)):
             return
-        given = next((one for one in given_to_hook(inside) if _torch.storage_or_none(one.tensor) == storage), None)
+        given = next(given_to_hook(inside, storage), None)
         if given is None or given.tensor.requires_grad:
             return
         roots = () if engine is None else _torch.gradients_given(engine)
@@ -157,14 +157,19 @@ def frames_inside() -> tuple[list[Any], Any]:
     return inside, callers[0] if len(callers) == 1 else frame
 
 
-def given_to_hook(inside: list[Any]) -> Iterator[Given]:
-    """Yield the tensors that the engine gave to the program's code, by the arguments of its outermost frame."""
+def given_to_hook(inside: list[Any], storage: int | None = None) -> Iterator[Given]:
+    """Yield the tensors that the engine gave to the program's code, by the arguments of its outermost frame.
+
+    With a ``storage``, those in that memory.
+    """
     outer = list(reversed(inside))
     hooks = [frame for frame in outer if _torch.is_hook_frame(frame)]
     called = next((frame for frame in outer if is_user_file(frame.f_code.co_filename)), None)
     if called is None or outer[: outer.index(called)] != hooks[: outer.index(called)]:
         return
     arguments = list(_arguments(called))
+    if storage is not None and storage not in map(_torch.storage_or_none, _torch.tensors_in(arguments)):
+        return
     kind = kind_of([frame.f_code.co_filename for frame in hooks], [value for _, value in arguments])
     tensors = [one for position, (name, value) in enumerate(arguments) for one in _tensors_of(name, value, position)]
     if hooks:  # torch's frame holds what the engine gave: an argument that is bound anew is not among it
@@ -173,7 +178,8 @@ def given_to_hook(inside: list[Any]) -> Iterator[Given]:
         tensors = [one for one in tensors if _torch.storage_or_none(one[1]) in given]
     for path, tensor, position, is_element in tensors:
         times = sum(other is tensor for _, other, _, _ in tensors)
-        yield Given(path, tensor, within(kind, position, is_element), times)
+        if storage is None or _torch.storage_or_none(tensor) == storage:
+            yield Given(path, tensor, within(kind, position, is_element), times)
 
 
 def _arguments(frame: FrameType) -> Iterator[tuple[str, Any]]:

@@ -71,18 +71,20 @@ class ChangedAgain(Finder):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self._steps, self._since = run.steps, 0
+        self._steps, self._since, self._looked_at = run.steps, 0, 0
         self._stacks, self._places = self._notes(dict[Hashable, Any]()), self._notes(dict[Hashable, Any]())
         self._noise = self._notes(dict[Hashable, bool]())
         self._updates = self._notes(dict[Hashable, str]())
         self._told = self._notes(set[int]())
 
     def forget(self) -> None:
-        self._since = self._core.clock
+        self._since, self._looked_at = self._core.clock, 0
         super().forget()
 
     def before_round(self, entry: RawBackward, rounds: int) -> None:
-        if rounds >= 16 and rounds.bit_length() % 2:
+        # A program of many lines that call backward would read the whole log for each of them.
+        if rounds >= 16 and rounds.bit_length() % 2 and self._core.write_count >= 2 * self._looked_at:
+            self._looked_at = self._core.write_count
             self._look(entry.stack)
 
     def settle(self) -> None:
