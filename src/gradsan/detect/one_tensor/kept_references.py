@@ -5,12 +5,18 @@ Checked at the 1st, 2nd and 4th backward of a line: a variable of the program's 
 this graph, and whose source reads it afterwards as if it were the earlier one. Reported if the backward has added to
 it.
 
+At the 4th and the 8th: a list or dict that holds the gradient of one leaf three times or more, as a tensor or as an
+array over its memory. ``zero_()`` keeps that tensor, so all elements are the gradient of the last round.
+
 Row: ``kept_gradient_changed``. Roles: ``bound`` (where it was kept), ``written`` (the backward; ``name`` of the
 gradient; ``values``: ``shape``, ``dtype``, ``device``), ``read`` (``name`` of the variable).
+Row: ``gradients_are_one``. Role ``bound`` (``name`` of the list; ``op`` is the gradient's; ``values``: ``shape``,
+``dtype``, ``device``, ``times``).
 """
 
 from __future__ import annotations
 
+import collections
 import sys
 from collections.abc import Hashable, Iterator
 from types import FrameType
@@ -21,14 +27,15 @@ import torch
 from gradsan import _torch, source
 from gradsan.detect.gradients.kept_gradients import others_run, reads_gradient
 from gradsan.detect.one_tensor.second_names import at_line
-from gradsan.graph import walk
+from gradsan.graph import naming, walk
+from gradsan.graph.variables import reached, spaces_of
 from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Finder, Run
 from gradsan.record.stacks import is_own_file, is_user_file, symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
-ROW = "kept_gradient_changed"
-_ROUNDS = (1, 2, 4)
+ROW, LISTED = "kept_gradient_changed", "gradients_are_one"
+_ROUNDS, _ROUNDS_OF_LISTS, _TIMES = (1, 2, 4), (4, 8), 3
 _FRAMES, _ITEMS = 3, 64
 
 
@@ -51,15 +58,16 @@ class KeptReferences(Finder):
 
     @_torch.hushed()
     def before_round(self, entry: RawBackward, rounds: int) -> None:
-        if rounds not in _ROUNDS or not entry.accumulates:
+        if not entry.accumulates:
+            return
+        if rounds in _ROUNDS_OF_LISTS:
+            self._look_at_lists(entry)
+        if rounds not in _ROUNDS:
             return
         callers = list(_program_frames(sys._getframe(1)))
         if not any(reads_gradient(frame.f_code) for frame in callers) or others_run(self._core, entry):
             return
-        gradients = {}
-        for leaf in walk.leaves_of(walk.engine_order(read_backward(entry).roots)):
-            if leaf.grad is not None and not leaf.grad.is_sparse:
-                gradients[_torch.storage_or_none(leaf.grad)] = leaf.grad
+        gradients = {_torch.storage_or_none(leaf.grad): leaf.grad for leaf in _filled(entry)}
         if not gradients:
             return
         site = symbolise(entry.stack)
@@ -69,6 +77,24 @@ class KeptReferences(Finder):
                 if (frame.f_code, name) not in self._seen:
                     self._keep(entry, site, place, name, gradient)
                     self._seen.add((frame.f_code, name))
+
+    def _look_at_lists(self, entry: RawBackward) -> None:
+        """Report a list or dict that holds one gradient again and again, though each round has filled it anew."""
+        places = {_place(leaf.grad): leaf for leaf in _filled(entry) if int(leaf.grad._version) >= _TIMES}
+        if not places:
+            return
+        held = collections.Counter[tuple[str, Any]]()
+        for one in reached(spaces_of(sys._getframe(1))):
+            tensor = one.value.base if type(one.value).__name__ == "ndarray" else one.value
+            if "[" in one.path and torch.is_tensor(tensor) and (place := _place(tensor)) in places:
+                held[one.path.partition("[")[0], place] += 1
+        for (name, place), times in held.most_common(1):
+            if times >= _TIMES and (LISTED, name) not in self._seen:
+                self._seen.add((LISTED, name))
+                leaf = places[place]
+                gradient = f"{naming.name_of(leaf, sys._getframe(1)) or '?'}.grad"
+                clue = Clue("bound", name=name, op=gradient, values={**_torch.facts_of(leaf), "times": times})
+                self._found(Failure(LISTED, "", "", symbolise(entry.stack), (clue,), raised=False))
 
     def _keep(self, entry: RawBackward, site: Site, place: Frame | None, name: str, gradient: torch.Tensor) -> None:
         second = None if place is None else source.kept_gradient(place, name)
@@ -93,6 +119,20 @@ class KeptReferences(Finder):
             gradient = one.gradient()
             if gradient is not None and int(gradient._version) > one.version:
                 self._found(one.failure)
+
+
+def _filled(entry: RawBackward) -> Iterator[Any]:
+    """The leaves behind a backward that have a gradient already."""
+    for leaf in walk.leaves_of(walk.engine_order(read_backward(entry).roots)):
+        if leaf.grad is not None and leaf.grad.layout is torch.strided:
+            yield leaf
+
+
+def _place(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """The memory of a tensor: several gradients may lie in one storage."""
+    if tensor.layout is not torch.strided:
+        return 0, 0, 0
+    return _torch.storage_or_none(tensor), int(tensor.storage_offset()), tensor.numel()
 
 
 def _program_frames(frame: FrameType | None) -> Iterator[FrameType]:

@@ -81,6 +81,7 @@ _CAUSES: Mapping[str, Callable[[Failure], Diagnosis | None]] = {
                 one_tensor.KEPT_GRADIENT,
             ),
         ),
+        (one_tensor.gradients, ("gradients_are_one",)),
         (one_tensor.arrays, ("arrays_are_one",)),
         (one_tensor.own_operand, ("own_operand", "own_difference")),
         (one_tensor.own_state, ("own_state",)),

@@ -104,6 +104,21 @@ def arrays(failure: Failure) -> Diagnosis | None:
     )
 
 
+def gradients(failure: Failure) -> Diagnosis | None:
+    """GS216, a warning, for a list that holds one gradient in place of those of several rounds."""
+    bound = failure.clue("bound")
+    if bound is None or not bound.name:
+        return None
+    values = {"name": bound.name, "gradient": bound.op or "?", "times": bound.values["times"]}
+    return _warning(
+        failure,
+        values,
+        labels=parts.used(failure, "label.gradients_are_one", values),
+        tensor=parts.tensor_of(bound, bound.op),
+        help_key="help.second_name_copied",
+    )
+
+
 def own_operand(failure: Failure) -> Diagnosis | None:
     """GS216, a warning, for an in-place operation or a difference of a tensor with itself under another name."""
     written, read, given = (failure.clue(role) for role in ("written", "read", "given"))
