@@ -42,6 +42,7 @@ the gradients stay; where they do not, it is not what anybody meant."""
 _CUTS = ("help.build_without_graph", "help.build_under_no_grad")
 _UNSURE, _CUT_TERM = "fix.stays_or_follows", "help.cut_term_how"
 _VERDICTS = ("same", "gradients")
+_BORROWED = "detach_other_network"
 
 
 def is_implied(fix: Fix) -> bool:
@@ -108,7 +109,14 @@ def ranked_fixes(tried: Sequence[Tried], *, was_refused: bool = False) -> list[T
     (``was_refused``): the first kind then says what the statement is meant to do.
     """
     kinds = list(dict.fromkeys(one.fix.kind for one in tried))
-    return sorted(tried, key=lambda one: _rank(one, kinds.index(one.fix.kind), was_refused))
+    is_cut = any(one.passed and one.fix.kind == _BORROWED and one.fix.meaning == "preserved" for one in tried)
+
+    def rank(one: Tried) -> tuple[object, ...]:
+        # Copies of all parameters, for gradients of a network that this loss is not to train.
+        is_needless = is_cut and one.fix.summary.key == "fix.clone_for_call"
+        return is_needless, *_rank(one, kinds.index(one.fix.kind), was_refused)
+
+    return sorted(tried, key=rank)
 
 
 def _rank(tried: Tried, named: int, was_refused: bool) -> tuple[object, ...]:

@@ -79,6 +79,7 @@ def compare_trainings(reference: Recording, candidate: Recording, *texts: Mappin
     parameters = _parameters_differ(reference, candidate)
     # Values that are equal after every step may be written before or after a backward.
     stepped = set() if parameters else {value.memory for one in reference.parameters for value in one.values} - {0}
+    trained = {value.memory for one in reference.parameters for value in one.values} - {0}
     for position, (right, tried) in enumerate(pairs):
         # Where a round has fewer steps than before, only the end corresponds in both.
         if right.is_end or (not _have_ended(pairs) and right.begun == tried.begun):
@@ -93,6 +94,8 @@ def compare_trainings(reference: Recording, candidate: Recording, *texts: Mappin
                 decided_later.append(name)
                 continue
             if _is_setting(name, reference, candidate) or (has_rounds and _is_unread(name, right)):
+                continue
+            if _is_nobodys_gradient(name, reference.moments, trained):
                 continue
             is_kept = has_rounds and name not in right.passing and _is_kept(name, value, reference.moments)
             is_kept = is_kept and not _comes_later(name, other, pairs[: position if not right.is_end else 0])
@@ -163,6 +166,17 @@ def _is_unread(name: str, moment: Moment) -> bool:
     """Whether nothing reads it any more: the next round binds the variable anew, and what came of it is compared."""
     is_variable = not {".", "["} & set(name.partition(": ")[2])
     return is_variable and name in moment.passing
+
+
+def _is_nobodys_gradient(name: str, moments: Sequence[Moment], trained: set[int]) -> bool:
+    """Whether it is the gradient of an object's tensor that changes, and is in no optimizer of the program: a teacher.
+
+    Without a change, an update by hand that reads the gradient may still come; with one, its result would differ.
+    """
+    owner = name.removesuffix(".grad") if name.endswith(".grad") else ""
+    values = [one.values[owner] for one in moments if owner in one.values]
+    is_part = "." in owner.partition(": ")[2] and bool(trained)
+    return is_part and len({one.checksum for one in values}) > 1 and not trained & {0, *(one.memory for one in values)}
 
 
 def _is_setting(name: str, *runs: Recording) -> bool:
