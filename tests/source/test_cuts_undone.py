@@ -129,3 +129,22 @@ kept = once(code(data))
 """
     )
     assert source.returns_to_several(Frame(str(file), line, function, is_user=True)) == shared
+
+
+@each(
+    ("call", "repeated"),
+    [
+        ("y = step(x)", False),
+        ("y = [step(one) for one in x]", True),
+        ("y = step(x) + step(x)", True),
+        ("y = step(x)\n    z = step(y)", True),
+        ("y = step(x)\n    z = other(y)", False),
+    ],
+)
+def test_calls_that_a_round_repeats(call, repeated, tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(f"for x in data:\n    {call}\n    y.backward()\nstep(0)\n")
+    column = call.index("step") + 5
+    at = Frame(str(file), 2, "<module>", column, 2, column + call.count("x") + 6, is_user=True)
+    used = Frame(str(file), 3 + call.count("\n"), "<module>", is_user=True)
+    assert source.is_repeated(at, used) == repeated

@@ -145,7 +145,10 @@ def cut_read(used: Site, taken: Sequence[Site], held: Sequence[Held]) -> Fix | N
         level = shared_level(stack, use)
         if not 0 <= level < len(stack) or source.runs_more_often(stack[level], use[level]):
             continue
-        found = None if any(map(source.is_repeated, stack[level + 1 :])) else source.detach_own_reads(stack[-1])
+        is_once = not source.is_repeated(stack[level], use[level]) and not any(
+            map(source.is_repeated, stack[level + 1 :])
+        )
+        found = source.detach_own_reads(stack[-1]) if is_once else None
         attributes = {one.path.rpartition(".")[2] for one in held if one.container == "object"}
         names = () if found is None else (one for one in found[1] if not one.isidentifier())
         if found is not None and {one.rpartition(".")[2] for one in names} <= attributes:

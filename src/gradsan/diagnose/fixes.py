@@ -90,7 +90,13 @@ def disable_inplace_module(facts: Facts, writer: str) -> tuple[Fix, ...]:
     else:
         files = dict.fromkeys(one.file for one in reversed(first.site.user_frames))
         lines = next((found for file in files if (found := _made_in_place(file, writer))), ())
-    return (_fix("disable_inplace_module", "preserved", facts, lines),)
+    fix = _fix("disable_inplace_module", "preserved", facts, lines)
+    name = None if frame is None else source.first_argument(frame)
+    bound = source.bound_names(frame) if frame is not None else ()
+    if frame is not None and name is not None and name not in bound and source.reads_later(frame, name):
+        # ``act(x)`` alone, and ``x`` further on: whether that was to be the result, the source does not show.
+        fix = replace(fix, meaning="changed", how_changed=Message("help.second_name_copied_how", {"name": name}))
+    return (fix,)
 
 
 def instead_of_filling(facts: Facts) -> tuple[Fix, ...]:

@@ -131,7 +131,7 @@ def _once(case: Case) -> Diagnosis:
     used = case.needed.shown_frame
     if case.bridge.values.get("cached"):
         lines = () if used is None else source.enter_each_round(used, "cached")
-        fix = parts.fix("cache_each_round", "changed", values, lines=lines)
+        fix = Fix.worded("help.cache_each_round", values, lines, kind="recompute_forward")
         return diagnosis_of(case, ONCE, (fix,), note, explanation="explanation.graph_kept_by_cache")
     made = () if case.bridge.site is None else case.bridge.site.user_frames
     if case.bridge.values.get("is_unheld"):

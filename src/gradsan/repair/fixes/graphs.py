@@ -15,6 +15,7 @@ from gradsan.model import Diagnosis, Fix, Label, Lines, Message
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Edit, changed_lines, edited, text_with
 from gradsan.source.flow.bindings import method_receiver
+from gradsan.source.flow.calls import returns_to_several
 from gradsan.source.flow.kept import is_kept_here, kept_since
 from gradsan.source.identifiers import leaf_name, local_nodes
 from gradsan.source.locate import statement_at
@@ -104,8 +105,10 @@ def cut_once(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     how = Message("fix.stays_or_follows", {"how": words.how_changed})
     for label in blocks.labels(diagnosis, "bridge", "created", "saved"):
         lines = changed_lines(label.frame.file, detach_at(label.frame, name))
-        if lines:
-            return (replace(words, kind="detach_built_once", lines=lines, how_changed=how),)
+        if lines and not returns_to_several(label.frame):
+            is_others = any(one.kind == "detach_other_network" for one in diagnosis.fixes)
+            kind = "detach_other_network" if is_others else "detach_built_once"
+            return (replace(words, kind=kind, lines=lines, how_changed=how),)
     return ()
 
 

@@ -132,16 +132,25 @@ def walked_values(frame: Frame) -> dict[str, frozenset[str | None]]:
     return found
 
 
-def is_repeated(frame: Frame) -> bool:
-    """Whether a loop of its function, or a comprehension, repeats the operation at ``frame``; True in doubt."""
-    found = expression_at(frame)
+def is_repeated(frame: Frame, beside: Frame | None = None) -> bool:
+    """Whether a loop of its function, or a comprehension, repeats the operation at ``frame``; True in doubt.
+
+    The loops around ``beside``, in the same function, do not count; another call of the same name in them does.
+    """
+    found, other = expression_at(frame), None if beside is None else statement_at(beside)
     if found is None:
         return True
     repeating = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp)
-    around = found.source.ancestors(found.node)
-    inside = (one for one, _ in around)
-    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    return any(isinstance(one, repeating) for one in takewhile(lambda one: not isinstance(one, functions), inside))
+    shared, functions = () if other is None else other.loops, (ast.FunctionDef, ast.AsyncFunctionDef)
+    inside = takewhile(
+        lambda one: not isinstance(one, functions), (one for one, _ in found.source.ancestors(found.node))
+    )
+    alike = [one for loop in shared[-1:] for one in ast.walk(loop) if isinstance(one, ast.Call)]
+    if isinstance(found.node, ast.Call) and any(
+        leaf_name(one.func) == leaf_name(found.node.func) for one in alike if one is not found.node
+    ):
+        return True
+    return any(isinstance(one, repeating) and one not in shared for one in inside)
 
 
 def _given_by_several(statement: Statement) -> set[str]:
