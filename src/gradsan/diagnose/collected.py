@@ -247,15 +247,13 @@ def _holds_several(frame: Frame, name: str, live: str | None) -> bool:
     """Whether ``name`` is a container: one that contains the live variable, or that the source constructs."""
     if live is not None and live.startswith((f"{name}[", f"{name}.")):
         return True
-    made = source.definition_of(frame, name)
-    shape = None if made is None else source.shape_bound_at(made.frame, name)
+    shape = None if (made := source.definition_of(frame, name)) is None else source.shape_bound_at(made.frame, name)
     return shape not in (None, "tensor", "object")
 
 
 def _is_object(taken: Sequence[Frame], frame: Frame, name: str) -> bool:
     """Whether the statement at ``frame`` calls a method of ``name`` that the user has written: it is no tensor."""
-    within = taken[taken.index(frame) + 1 :]
-    statement = source.statement_at(frame)
+    within, statement = taken[taken.index(frame) + 1 :], source.statement_at(frame)
     called = f"{name}.{within[0].function.rpartition('.')[2]}(" if within else ""
     return statement is not None and bool(called) and called in statement.text
 
@@ -272,8 +270,12 @@ def _as_argument(taken: tuple[Frame, ...], made: tuple[Frame, ...]) -> tuple[str
 
 def _reads(taken: tuple[Frame, ...], made: tuple[Frame, ...], live: str | None) -> Iterator[tuple[str, Frame]]:
     """The names read, and the reading statements on the way to the operation, of values computed at ``made``."""
-    level = shared_level(taken, made)
-    if level < 0 or taken[level].line == made[level].line:
+    if (level := shared_level(taken, made)) < 0:
+        return
+    if taken[level].line == made[level].line:
+        # ``fire(code=encoder(x))``: the function that reads it knows it as an argument.
+        reader = source.statement_at(taken[-1]) if taken[level + 1 :] else None
+        yield from ((name, taken[-1]) for name in (source.consumed_names(reader) if reader else ()) if name == live)
         return
     yield from (
         (name, taken[level])
@@ -413,7 +415,6 @@ def _holder_bound(once: BuiltOnce) -> Frame | None:
     if not isinstance(once.name, str):
         return None
     chain = once.name.partition("[")[0]
-    # ``self.anchor`` of the method that filled ``penalty.anchor``.
-    own = [f"self.{chain.rpartition('.')[2]}"] if "." in chain else []
+    own = [f"self.{chain.rpartition('.')[2]}"] if "." in chain else []  # of the method that filled ``penalty.anchor``
     found = (source.binding_of(once.made, one) for one in (chain, *own, chain.partition(".")[0]))
     return next((one for one in found if one is not None), None)

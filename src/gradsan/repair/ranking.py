@@ -133,6 +133,8 @@ def _rank(tried: Tried, named: int, was_refused: bool) -> tuple[object, ...]:
         is_preserved and max(time, memory) > DEAR,
         # ``x = x.exp()`` in a line of its own leaves nothing to copy.
         1 if tried.fix.kind == "out_of_place" and tried.patch.splits else tried.patch.size,
+        # A backward that names its inputs says least about what was meant.
+        is_preserved and tried.fix.kind == "backward_for_own",
         int(cost / COST_TOLERANCE),
     )
 

@@ -169,14 +169,18 @@ def _is_unread(name: str, moment: Moment) -> bool:
 
 
 def _is_nobodys_gradient(name: str, moments: Sequence[Moment], trained: set[int]) -> bool:
-    """Whether it is the gradient of an object's tensor that changes, and is in no optimizer of the program: a teacher.
+    """Whether it is a gradient of a network that changes, none of which an optimizer of the program has: a teacher.
 
     Without a change, an update by hand that reads the gradient may still come; with one, its result would differ.
     """
     owner = name.removesuffix(".grad") if name.endswith(".grad") else ""
-    values = [one.values[owner] for one in moments if owner in one.values]
-    is_part = "." in owner.partition(": ")[2] and bool(trained)
-    return is_part and len({one.checksum for one in values}) > 1 and not trained & {0, *(one.memory for one in values)}
+    network = owner.rsplit(".", 2)[0]
+    if not trained or owner.count(".") < 2 or not moments:
+        return False
+    parts = [one for one in moments[0].values if one.startswith(f"{network}.") and not one.endswith(".grad")]
+    values = {one: [at.values[one] for at in moments if one in at.values] for one in parts}
+    is_own = not any(one.memory in trained for found in values.values() for one in found)
+    return is_own and owner in values and any(len({one.checksum for one in found}) > 1 for found in values.values())
 
 
 def _is_setting(name: str, *runs: Recording) -> bool:
