@@ -28,6 +28,7 @@ from gradsan import _torch, source
 from gradsan.detect.meaning.made import Making
 from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.detect.memory import Uncounted
+from gradsan.detect.one_tensor.second_names import DetachedLeaves, reads_at
 from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Run
 from gradsan.record.log import RawStack, RawWrite, logged_writes
@@ -62,7 +63,7 @@ class OwnOperands(RoundDetector):
         self._before = self._notes(dict[Hashable, RawWrite | None]())
         self._twice = self._notes(collections.defaultdict[Hashable, set[int]](set))
         self._other, self._lending = self._notes(set[Any]()), self._notes(set[Hashable]())
-        self._mixes = Mixes()
+        self._mixes, self._detached = Mixes(), run.get(DetachedLeaves)
         self._behind = self._notes(_torch.WeakTensors())
         self._given = self._notes(dict[int, int]())
         self._shared = self._notes(_torch.WeakTensors())
@@ -76,6 +77,7 @@ class OwnOperands(RoundDetector):
         super().forget()
         self._states = self._followed = 0
         self._since, self._lent = self._core.clock, set()
+        self._detached.forget()
 
     def state_taken(self) -> None:
         """Open a round when a state is taken while an older one is kept; as ``KeptStates.on_older``."""
@@ -131,7 +133,8 @@ class OwnOperands(RoundDetector):
             return
         (storage, _, place), (others, _, other) = map(_torch.weak_identity, given)
         is_whole = target.untyped_storage().nbytes() == target.numel() * target.element_size()
-        if ((storage, place) == (others, other) or is_mixed) and is_whole:
+        is_as_taken = op in _COMPARES and any(map(self._detached.is_as_taken, given))
+        if ((storage, place) == (others, other) or is_mixed) and is_whole and not is_as_taken:
             is_written = op in _COMPARES and given[0] is not given[1] and self._is_written(storage, stack)
             facts = {**_torch.facts_of(target), "is_leaf": is_leaf, "is_mixed": is_mixed, "is_written": is_written}
             if stack not in self._own:
@@ -171,7 +174,7 @@ class OwnOperands(RoundDetector):
             else:
                 pair = source.mixed_operand(frame, op) if facts["is_mixed"] else source.target_and_operand(frame, op)
                 pair = pair or source.own_difference(frame, op)
-            is_known = row == DIFFERENCE and any(_reads_at(one, frame) for one in self._known)
+            is_known = row == DIFFERENCE and any(reads_at(one, frame) for one in self._known)
             before = self._before.get(stack)
             if pair is not None and (_is_written_back(frame, pair, before) or _is_passed_on(frame, pair, op, before)):
                 continue
@@ -391,13 +394,6 @@ def _is_passed_on(frame: Frame, pair: tuple[str, str], op: str, before: RawWrite
     written = None if before is None else symbolise(before.stack).user_frame
     is_backup = written is not None and (not source.in_same_function(written, frame) or written.line > line)
     return target in given and line < frame.line and not is_backup
-
-
-def _reads_at(known: Failure, frame: Frame) -> bool:
-    """Whether a failure reports a gradient kept by reference that is read at the line of ``frame``."""
-    sites = [one.site for one in known.clues if one.role == "read" and one.site is not None]
-    places = [one.user_frame for one in sites if known.row == "kept_gradient_changed"]
-    return any(one is not None and (one.file, one.line) == (frame.file, frame.line) for one in places)
 
 
 def _compared(frame: Frame, facts: dict[str, Any], twice: int) -> tuple[str, str] | None:

@@ -28,6 +28,8 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any, NamedTuple
 
+import torch
+
 from gradsan import _torch, source
 from gradsan.detect.changed_values import ChangedValues
 from gradsan.detect.meaning.callers_values import given_to
@@ -241,3 +243,37 @@ def at_line(site: Site, frame: Frame, line: int) -> Site:
         return Site(site.frames[: site.frames.index(frame) + 1])
     frames = site.frames[: site.frames.index(frame)]
     return Site((*frames, replace(frame, line=line, column=None, end_line=None, end_column=None)))
+
+
+class DetachedLeaves:
+    """What ``detach`` gave of trained leaves: a second name that shows no other value until something writes it."""
+
+    def __init__(self, run: Run) -> None:
+        """Read later writes from the logs of ``run``."""
+        self._core, self._steps = run.core, run.steps
+        self._taken: dict[int, tuple[_torch.weak_tensor, int]] = {}
+
+    def forget(self) -> None:
+        """Drop all."""
+        self._taken.clear()
+
+    def note(self, tensor: torch.Tensor, result: torch.Tensor) -> None:
+        """Note the result of ``tensor.detach()`` if it is one."""
+        if _torch.is_trainable_leaf(tensor):
+            self._taken[id(result)] = _torch.weak_tensor(result), self._core.clock
+
+    def is_as_taken(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is one that nothing has written since: a state that begins at a parameter's value."""
+        known = self._taken.get(id(tensor))
+        if known is None or known[0]() is not tensor:
+            return False
+        storage, steps = _torch.storage_or_none(tensor), (one for one in self._steps.steps if one.clock > known[1])
+        written = {raw.storage for raw in logged_writes(self._core, known[1])}
+        return storage not in written.union(*(one.storages for one in steps))
+
+
+def reads_at(known: Failure, frame: Frame) -> bool:
+    """Whether a failure reports a gradient kept by reference that is read at the line of ``frame``."""
+    sites = [one.site for one in known.clues if one.role == "read" and one.site is not None]
+    places = [one.user_frame for one in sites if known.row == "kept_gradient_changed"]
+    return any(one is not None and (one.file, one.line) == (frame.file, frame.line) for one in places)

@@ -7,8 +7,7 @@ added to a one-element value with a graph, and only sums and constant factors li
 backward runs through the values that it was computed from, or through their parameters. Where a value computed from the
 same is a factor, an input, an index or a bound of one with a graph, or is subtracted unscaled, it is data or a
 baseline. A scalar that is detached as a whole is a constant on purpose, and so may be a term of detached values and
-frozen parameters; ``(alpha * logp - q.detach()).mean()`` counts if what ``q`` is computed from is not in the loss. A
-tensor made of an array counts as computed from the values that were exported to NumPy since the last one.
+frozen parameters; ``(alpha * logp - q.detach()).mean()`` counts if what ``q`` is computed from is not in the loss.
 
 Row: ``term_is_cut``. Roles: ``read`` (where the graph was left; ``op``; ``values``: ``shape``, ``dtype``, ``device``
 of the term, ``how``: ``no_grad``, ``discrete`` or ``detached``; ``drawn``, if it is no term, but a sample without a
@@ -41,6 +40,7 @@ from gradsan.detect.meaning.terms.constant_terms import (
     numbers_below,
     sums_below,
 )
+from gradsan.detect.one_tensor.second_names import DetachedLeaves
 from gradsan.graph import naming
 from gradsan.model import Clue, Site
 from gradsan.record.detector import Run
@@ -106,7 +106,7 @@ class CutTerms(RoundDetector):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self._samples = run.get(DrawnSamples)
+        self._samples, self._leaves = run.get(DrawnSamples), run.get(DetachedLeaves)
         run.get(Exports).on_taken = self._exported
         self._held: dict[int, _Held] = {}
         self._joined: list[_Joined] = []
@@ -146,10 +146,10 @@ class CutTerms(RoundDetector):
     def _converted(self, name: str, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if is_own_file(self._core.stack(1).codes[0].co_filename):
             return
-        guard = self._listeners.guard
-        guard.run_hushed(lambda: self._on_result(name, args, kwargs, result))
+        self._listeners.guard.run_hushed(lambda: self._on_result(name, args, kwargs, result))
         if name == "detach":
             self._samples.detached(args[0])
+            self._listeners.guard.run_hushed(lambda: self._leaves.note(args[0], result))
 
     def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Follow values that leave the graph, and their uses with values in it."""
