@@ -5,8 +5,9 @@ Checked at the 1st, 2nd and 4th backward of a line: a variable of the program's 
 this graph, and whose source reads it afterwards as if it were the earlier one. Reported if the backward has added to
 it.
 
-At the 4th and the 8th: a list or dict that holds the gradient of one leaf three times or more, as a tensor or as an
-array over its memory. ``zero_()`` keeps that tensor, so all elements are the gradient of the last round.
+At the 2nd, 4th and 8th: a list or dict that holds the gradient of one leaf three times or more, and more often than at
+the look before, as a tensor or as an array over its memory. ``zero_()`` keeps that tensor, so all elements are the
+gradient of the last round.
 
 Row: ``kept_gradient_changed``. Roles: ``bound`` (where it was kept), ``written`` (the backward; ``name`` of the
 gradient; ``values``: ``shape``, ``dtype``, ``device``), ``read`` (``name`` of the variable).
@@ -35,7 +36,7 @@ from gradsan.record.stacks import is_own_file, is_user_file, symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
 ROW, LISTED = "kept_gradient_changed", "gradients_are_one"
-_ROUNDS, _ROUNDS_OF_LISTS, _TIMES = (1, 2, 4), (4, 8), 3
+_ROUNDS, _ROUNDS_OF_LISTS, _TIMES = (1, 2, 4), (2, 4, 8), 3
 _FRAMES, _ITEMS = 3, 64
 
 
@@ -54,14 +55,14 @@ class KeptReferences(Finder):
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._kept = self._notes(list[_Kept]())
-        self._seen = self._notes(set[Hashable]())
+        self._seen, self._counted = self._notes(set[Hashable]()), self._notes(dict[tuple[str, Any], int]())
 
     @_torch.hushed()
     def before_round(self, entry: RawBackward, rounds: int) -> None:
         if not entry.accumulates:
             return
         if rounds in _ROUNDS_OF_LISTS:
-            self._look_at_lists(entry)
+            self._look_at_lists(entry, rounds)
         if rounds not in _ROUNDS:
             return
         callers = list(_program_frames(sys._getframe(1)))
@@ -78,9 +79,14 @@ class KeptReferences(Finder):
                     self._keep(entry, site, place, name, gradient)
                     self._seen.add((frame.f_code, name))
 
-    def _look_at_lists(self, entry: RawBackward) -> None:
-        """Report a list or dict that holds one gradient again and again, though each round has filled it anew."""
-        places = {_place(leaf.grad): leaf for leaf in _filled(entry) if int(leaf.grad._version) >= _TIMES}
+    def _look_at_lists(self, entry: RawBackward, rounds: int) -> None:
+        """Report a list or dict that holds one gradient more and more often, though each round has filled it anew.
+
+        One that holds it as often as before lists a weight that several layers share.
+        """
+        before = dict(self._counted)
+        self._counted.clear()
+        places = {_place(leaf.grad): leaf for leaf in _filled(entry) if int(leaf.grad._version) >= rounds // 2}
         if not places:
             return
         held = collections.Counter[tuple[str, Any]]()
@@ -88,8 +94,11 @@ class KeptReferences(Finder):
             tensor = one.value.base if type(one.value).__name__ == "ndarray" else one.value
             if "[" in one.path and torch.is_tensor(tensor) and (place := _place(tensor)) in places:
                 held[one.path.partition("[")[0], place] += 1
-        for (name, place), times in held.most_common(1):
-            if times >= _TIMES and (LISTED, name) not in self._seen:
+        self._counted.update(held)
+        grown = [key for key, times in held.items() if _TIMES <= times > before.get(key, times)]
+        for name, place in grown[:1]:
+            times = held[name, place]
+            if (LISTED, name) not in self._seen:
                 self._seen.add((LISTED, name))
                 leaf = places[place]
                 gradient = f"{naming.name_of(leaf, sys._getframe(1)) or '?'}.grad"
