@@ -246,7 +246,7 @@ def at_line(site: Site, frame: Frame, line: int) -> Site:
 
 
 class DetachedLeaves:
-    """What ``detach`` gave of trained leaves: a second name that shows no other value until something writes it."""
+    """What ``detach`` gave of leaves: a second name that shows no other value until something writes it."""
 
     def __init__(self, run: Run) -> None:
         """Read later writes from the logs of ``run``."""
@@ -259,7 +259,7 @@ class DetachedLeaves:
 
     def note(self, tensor: torch.Tensor, result: torch.Tensor) -> None:
         """Note the result of ``tensor.detach()`` if it is one."""
-        if _torch.is_trainable_leaf(tensor):
+        if _torch.grad_fn_of(tensor) is None:
             self._taken[id(result)] = _torch.weak_tensor(result), self._core.clock
 
     def is_as_taken(self, tensor: torch.Tensor) -> bool:
