@@ -6,7 +6,7 @@ import torch
 
 import gradsan
 from gradsan._watching import watching_of
-from gradsan.detect.exports import Schedule
+from gradsan.detect.exports import Schedule, bytes_of, own_bytes
 from gradsan.record.recorder import recorder
 
 
@@ -69,3 +69,26 @@ def test_rounds_of_a_line_begin_where_it_is_called_after_a_backward(calls: int) 
             schedule.call(number)
         due.append(schedule.is_due(number))
     assert [number for number, one in enumerate(due) if not one] == [*range(20, 32), *range(36, 40)]
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        torch.arange(8.0)[::2],
+        torch.arange(8.0)[::2][:1],
+        torch.arange(64.0).reshape(8, 8)[:1, ::3][:, 1:2],
+        torch.arange(12.0).reshape(3, 4).t(),
+        torch.ones(2, 0)[:, ::2],
+        torch.tensor(3.0),
+        torch.ones(4, dtype=torch.cfloat).mul(1 + 2j).conj(),
+        torch.ones(4, dtype=torch.cfloat).mul(1 + 2j).conj().imag,
+        torch.ones(3, requires_grad=True)[::2],
+    ],
+)
+def test_bytes_of_any_view_are_those_of_its_memory(view: torch.Tensor) -> None:
+    copy = bytes_of(view)
+    assert len(copy) == view.numel() * view.element_size()
+    assert torch.equal(own_bytes(view), copy)
+    if copy.numel():
+        view.untyped_storage()[view.storage_offset() * view.element_size()] += 1
+        assert not torch.equal(own_bytes(view), copy)

@@ -188,3 +188,10 @@ def tensors_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch
         elif isinstance(one, tuple | list | dict):
             found += tensors_in(one, 1)
     return found
+
+
+def as_stored(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a detached view of the elements as memory has them: without a lazy ``conj`` or negation."""
+    stored = tensor.detach()
+    stored = stored.conj() if stored.is_conj() else stored
+    return torch._neg_view(stored) if stored.is_neg() else stored

@@ -222,14 +222,14 @@ class Exports(Detector):
     ) -> Export | None:
         """Return the export through which the bytes of a saved value have changed; None where they are unchanged."""
         before = self.before(storage, number, thread, slot, tensor, made)
-        return None if before is None or torch.equal(before, _own_bytes(tensor)) else self._exports[storage]
+        return None if before is None or torch.equal(before, own_bytes(tensor)) else self._exports[storage]
 
     def is_as_saved(self, storage: int, number: int, thread: int, slot: str, tensor: torch.Tensor) -> bool:
         """Whether a saved value has the bytes that were copied at its save, or its memory was not exported."""
         if storage not in self._exports:
             return True
         copied = self._saved.get((thread, number, slot))
-        return copied is not None and copied[0] == storage and torch.equal(copied[1], _own_bytes(tensor))
+        return copied is not None and copied[0] == storage and torch.equal(copied[1], own_bytes(tensor))
 
     def before(self, storage: int, number: int, thread: int, slot: str, tensor: torch.Tensor, made: Any) -> Any:
         """The bytes of a saved value at the save; None where its memory was not exported, or they are unknown."""
@@ -275,7 +275,7 @@ class Exports(Detector):
             before = bytes_of(whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()))
         if before is None or (storage and before.numel() != tensor.numel() * tensor.element_size()):
             return None
-        return None if torch.equal(before, _own_bytes(tensor)) else export
+        return None if torch.equal(before, own_bytes(tensor)) else export
 
     def install(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:
         """Watch the functions by which memory leaves and enters torch, until ``patches`` is undone."""
@@ -402,10 +402,12 @@ def _shares(source: Any) -> bool:
 
 
 def bytes_of(tensor: torch.Tensor) -> Any:
-    """Return a copy of the bytes of a tensor."""
-    return tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+    """Return a copy of the bytes that a tensor has in memory."""
+    return _torch.as_stored(tensor).clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
 
-def _own_bytes(tensor: torch.Tensor) -> Any:
-    """The bytes of a tensor, to be compared at once: its own memory, where it is contiguous."""
-    return tensor.detach().reshape(-1).view(torch.uint8)
+def own_bytes(tensor: torch.Tensor) -> Any:
+    """Return the bytes that a tensor has in memory, to be compared at once: no copy, where it is contiguous."""
+    flat = _torch.as_stored(tensor).contiguous().reshape(-1)
+    # One element is contiguous whatever its stride, which a view of another element size does not take.
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)

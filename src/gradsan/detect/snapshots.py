@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from gradsan import _torch
-from gradsan.detect.exports import bytes_of
+from gradsan.detect.exports import bytes_of, own_bytes
 from gradsan.record.detector import Sweep
 from gradsan.record.log import Core, RawStack
 
@@ -164,11 +164,8 @@ def _placed(memory: Any, tensor: torch.Tensor) -> Any:
 
 
 def _same(memory: Any, tensor: torch.Tensor) -> bool:
-    if tensor.is_conj() or tensor.is_neg():
-        return False
     with torch.no_grad():
-        before = _placed(memory, tensor)
-        return bool(torch.equal(_snapshot_bytes(before), _snapshot_bytes(tensor.detach())))
+        return bool(torch.equal(own_bytes(_placed(memory, tensor)), own_bytes(tensor)))
 
 
 def _is_near(memory: Any, tensor: torch.Tensor) -> bool:
@@ -184,7 +181,3 @@ def _is_near(memory: Any, tensor: torch.Tensor) -> bool:
             return False
         gap = torch.linalg.vector_norm(now - before)
         return bool(gap <= _ROUNDINGS * torch.finfo(tensor.dtype).eps * torch.linalg.vector_norm(now))
-
-
-def _snapshot_bytes(tensor: torch.Tensor) -> Any:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
