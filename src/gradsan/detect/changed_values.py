@@ -24,13 +24,13 @@ from torch.autograd.graph import Node
 
 from gradsan import _torch, source
 from gradsan.detect.functions import Functions
-from gradsan.detect.meaning.callers_values import WritesToCallers
+from gradsan.detect.meaning.callers_values import WritesToCallers, is_of_own_value
 from gradsan.detect.memory import Uncounted
 from gradsan.graph import conflicts, naming, walk
 from gradsan.graph.arriving import Arrival, part
 from gradsan.model import Conflict, Deviation, Save, Site, Write
 from gradsan.originals.deep import Deep
-from gradsan.originals.meant import Meant, Value, place_of
+from gradsan.originals.meant import Meant, Sums, Value, place_of
 from gradsan.originals.originals import Kept
 from gradsan.overlap import overlap
 from gradsan.record import ledger
@@ -78,7 +78,7 @@ class ChangedValues(Detector):
 
     def __init__(self, run: Run) -> None:
         uncounted, deep = run.get(Uncounted), run.get(Deep)
-        self.meant, self._keeps = Meant(deep), deep.live.may_lie_in
+        self.meant, self.sums, self._keeps = Meant(deep), Sums(), deep.live.may_lie_in
         self._listeners, self._pending = run.listeners, list[_Pending]()
         self._uncounted, self._bypasses = uncounted, uncounted.bypasses
         self._again, self._awaited = dict[Any, int](), 0
@@ -231,7 +231,7 @@ class ChangedValues(Detector):
                 for raw, write in touching
                 if raw.clock > computed.clock and not within_torch(raw.stack, computed.stack)
             ]
-        if passes_straight(by_number.get(origin), [(raw.stack, raw.op) for raw, _ in touching]):
+        if self.keeps_gradient(by_number.get(origin), [raw for raw, _ in touching]):
             return [], None
         return touching, None if computed is None else symbolise(computed.stack)
 
@@ -311,6 +311,14 @@ class ChangedValues(Detector):
         """Whether a write at ``stack`` belongs to a known conflict, or to one that waits for a gradient."""
         waiting = (one.conflict for one in self._pending)
         return self._findings.knows(stack) or any(is_written_at(conflict, stack) for conflict in waiting)
+
+    def keeps_gradient(self, maker: Any, raws: Sequence[RawWrite], others: Sequence[tuple[Any, str]] = ()) -> bool:
+        """Whether the gradient without ``raws``, and ``others``, is meant: (stack, operation) of writes not logged."""
+        if passes_straight(maker, [*((raw.stack, raw.op) for raw in raws), *others]):
+            return True
+        if others or not raws:
+            return False
+        return all(self.sums.is_of_constant(one) and is_of_own_value(one.stack, one.op) for one in raws)
 
     def made(self, number: int, thread: int) -> Any:
         """Return the log entry of the call that made a Node; None where it is unknown."""

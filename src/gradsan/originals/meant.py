@@ -4,12 +4,14 @@ The writes to a value are noted with their operands. Where all of them only add 
 backward is known: the gradient at the value is scaled as the value was, and flows on into the added terms.
 Both backwards are run on the side. Where an operation has read the value before a write, where a hook of the program's
 reads its gradient, or where anything else was written, the result is unknown.
+
+Where they add what depends on no parameter, no mode has to measure: the gradients are the same.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -150,6 +152,45 @@ class _Through(HooksOnTheWay):
             passed_over("hook")
         else:
             self.change(received)
+
+
+class Sums:
+    """Additions of constants to values under ``no_grad``: the gradient is the same as if autograd had recorded them."""
+
+    def __init__(self) -> None:
+        """Note the calls of rounds by :meth:`note`."""
+        self._depending: set[int] = set()
+        self._noted: dict[tuple[int, int], bool] = {}
+        self._earlier: dict[tuple[int, int], bool] = {}
+        self._of_constants: dict[Any, bool] = {}
+
+    def begin_round(self) -> None:
+        """Drop the memory of values, and the notes of earlier rounds except the last one."""
+        self._depending.clear()
+        self._earlier, self._noted = self._noted, {}
+
+    def note(self, op: str, given: list[torch.Tensor], result: Any, aliased: Collection[int]) -> None:
+        """Note a call under ``no_grad`` with the tensors ``given``; memory of ``aliased`` may be that of parameters."""
+        is_sum = op in _ADDS and bool(given) and _torch.grad_fn_of(given[0]) is not None
+        storages = [_torch.storage_or_none(one) for one in given]
+        depends = any(
+            one.requires_grad or at in self._depending or at in aliased
+            for one, at in zip(given[is_sum:], storages[is_sum:], strict=True)
+        )
+        if is_sum:
+            self._noted[storages[0], int(given[0]._version)] = not depends
+            return
+        (self._depending.update if depends else self._depending.difference_update)(
+            map(_torch.storage_or_none, _torch.tensors_in(result))
+        )
+
+    def is_of_constant(self, raw: RawWrite) -> bool:
+        """Whether all writes at the stack of ``raw`` have added constants, as far as they were noted."""
+        at = raw.storage, raw.version or 0
+        noted = self._noted.get(at, self._earlier.get(at))
+        if noted is not None:
+            self._of_constants[raw.stack] = noted and self._of_constants.get(raw.stack, True)
+        return self._of_constants.get(raw.stack, False)
 
 
 def _between(of_leaves: Any) -> Deviation | None:

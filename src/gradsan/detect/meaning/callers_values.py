@@ -10,6 +10,7 @@ from gradsan import _torch, source
 from gradsan.heuristics import is_named_in_place
 from gradsan.model import Frame, Site, Write
 from gradsan.record.log import RawStack, RawWrite
+from gradsan.record.stacks import symbolise
 
 PAIRS_KEPT = 1024
 
@@ -69,7 +70,7 @@ def given_to(raw: RawWrite, written: Site) -> Iterator[Given]:
             (is_forward or is_taken or private is not None)
             and not is_meant
             and given is not None
-            and _is_argument(named, own, raw)
+            and _is_argument(named, own, raw.stack)
         ):
             yield Given(position, outer, named, here, given, is_forward)
         named = given
@@ -108,16 +109,29 @@ def _is_of_caller(raw: RawWrite, written: Site, read: Site) -> bool:
     )
 
 
-def _is_argument(named: str, own: Frame, raw: RawWrite) -> bool:
+def _is_argument(named: str, own: Frame, stack: RawStack) -> bool:
     """Whether an expression begins with a parameter of the function at ``own``."""
     name = own.function.rpartition(".")[2]
     codes = [
         code
-        for code in raw.stack.codes
+        for code in stack.codes
         if code.co_filename == own.file and code.co_name == name and code.co_firstlineno <= own.line
     ]
     code = max(codes, key=lambda code: int(code.co_firstlineno), default=None)
     return code is not None and _root(named) in code.co_varnames[: code.co_argcount]
+
+
+def is_of_own_value(stack: RawStack, op: str) -> bool:
+    """Whether a statement changes a value of its own function, or one that the function returns: ``logits += prior``.
+
+    A function that only reads what it computes from an argument was not asked to change that.
+    """
+    frame = symbolise(stack).user_frame
+    name = None if frame is None or source.operand_given(frame) is None else source.written_expression(frame, op, ())
+    if frame is None or name is None:
+        return False
+    is_given = _is_argument(name, frame, stack) and _root(name) != "self"
+    return not is_given or is_named_in_place(frame.function) or source.returns_argument(frame, name)
 
 
 def _root(named: str) -> str:

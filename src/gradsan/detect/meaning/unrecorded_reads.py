@@ -20,7 +20,7 @@ import torch
 from torch.autograd.graph import Node
 
 from gradsan import _torch
-from gradsan.detect.changed_values import ChangedValues, is_bound, passes_straight
+from gradsan.detect.changed_values import ChangedValues, is_bound
 from gradsan.detect.exports import Export, Exports
 from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.detect.memory import Uncounted
@@ -73,7 +73,7 @@ class UnrecordedReads(RoundDetector):
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._uncounted, self._exports, self._values = run.get(Uncounted), run.get(Exports), run.get(ChangedValues)
-        self._meant = self._values.meant
+        self._meant, self._sums = self._values.meant, self._values.sums
         self._written: dict[int, list[RawWrite]] = {}
         self._begun = self._read_to = self._count = 0
         self._reads: list[_Read] = []
@@ -97,6 +97,7 @@ class UnrecordedReads(RoundDetector):
         self._written.clear()
         self._reads.clear()
         self._meant.begin_round()
+        self._sums.begin_round()
         self._begun = entry.clock
         self._read_to, self._count = self._core.clock, self._core.write_count
         return True
@@ -112,6 +113,9 @@ class UnrecordedReads(RoundDetector):
                 if is_write and raw.storage and not raw.is_parameter:
                     self._written.setdefault(raw.storage, []).append(raw)
         is_quiet = not (self._written or self._uncounted.replaced or self._exports.any)
+        if not _torch.is_grad_enabled():
+            given = _torch.tensors_of_call(args, kwargs)
+            self._sums.note(op, given, result, self._uncounted.bypasses)
         # While autograd does not record, nothing is read into a graph, and a view's grad_fn must not be asked for.
         if is_quiet or len(self._reads) >= _READS or not _torch.is_grad_enabled():
             return
@@ -194,16 +198,17 @@ class UnrecordedReads(RoundDetector):
                 self._reads.append(one)
             elif maker is not None and one.stack not in self._described and (one.stack, one.maker) not in judged:
                 judged.add((one.stack, one.maker))
-                self._judge(entry, one, maker, [(each.stack, each.op) for each in waiting if each.maker == one.maker])
+                self._judge(entry, one, maker, [each for each in waiting if each.maker == one.maker])
 
-    def _judge(self, entry: RawBackward, one: _Read, maker: Any, writes: list[tuple[Any, str]]) -> None:
+    def _judge(self, entry: RawBackward, one: _Read, maker: Any, reads: list[_Read]) -> None:
         reader, made = self._values.made(one.number, entry.thread), self._values.made(one.maker, entry.thread)
         is_own = _is_of_program(one.stack, is_handed_out=one.op in _HANDED_OUT)
         if reader is None or made is None or not is_own or within_torch(one.stack, made.stack):
             return
         if one.raw is not None and self._values.is_recorded(one.raw, reader, entry.thread, one.maker):
             return
-        if passes_straight(maker, writes):
+        logged = [each.raw for each in reads if each.raw is not None]
+        if self._values.keeps_gradient(maker, logged, [(each.stack, each.op) for each in reads if each.raw is None]):
             return
         clues = (
             Clue("computed", symbolise(made.stack), values=one.facts),
