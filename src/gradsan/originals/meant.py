@@ -173,7 +173,8 @@ class Sums:
         """Note a call under ``no_grad`` with the tensors ``given``; memory of ``aliased`` may be that of parameters."""
         is_sum = op in _ADDS and bool(given) and _torch.grad_fn_of(given[0]) is not None
         storages = [_torch.storage_or_none(one) for one in given]
-        depends = any(
+        # Some operations read only the shape and kind of a tensor.
+        depends = not (op.endswith("_like") or op.startswith("new_")) and any(
             one.requires_grad or at in self._depending or at in aliased
             for one, at in zip(given[is_sum:], storages[is_sum:], strict=True)
         )

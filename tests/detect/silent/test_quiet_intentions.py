@@ -547,10 +547,10 @@ def test_phases_of_one_objective_are_no_note() -> None:
     assert watched.diagnoses == ()
 
 
-def test_two_parameters_over_one_memory_are_a_note() -> None:
+def test_two_parameters_over_one_memory_are_a_note_where_their_updates_add_up() -> None:
     first, second = nn.Linear(4, 1), nn.Linear(4, 1)
     second.weight = nn.Parameter(first.weight.data)
-    optimizer = torch.optim.Adam([*first.parameters(), *second.parameters()])
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1, momentum=0.9)
     with gradsan.watch() as watched:
         for _ in range(3):
             x = torch.randn(6, 4)

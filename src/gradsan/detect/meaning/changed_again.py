@@ -212,7 +212,13 @@ class ChangedAgain(Finder):
             return
         takes_in = any(op in _ADDS and number is None and not own for op, number, own in each)
         scaled = max(at for at, op in enumerate(ops) if op in SCALES)
-        if any(number is None and not own and op not in _BOUNDS for op, number, own in each[scaled + 1 :]):
+        # Noise is nothing that a refill would add, unless nothing else is left.
+        adds_noise = [is_of_loader and numbers[scaled] != 0 and _is_noise(stack) for stack in stacks]
+        later = list(zip(each, adds_noise, strict=True))[scaled + 1 :]
+        if any(
+            number is None and not own and op not in _BOUNDS and not (noise and op in SHIFTS)
+            for (op, number, own), noise in later
+        ):
             return
         # A value centred by its own mean and then scaled by something unknown is most likely normalised.
         if any(is_own) and numbers[scaled] is None and ops[scaled] not in _BENDS:

@@ -10,7 +10,7 @@ again and again, while the caller keeps an earlier result by another name. Two p
 memory, each with a gradient of its own, are checked at its first step.
 
 Row ``parameters_are_one``: roles ``parameter`` (``name``; ``values``: ``shape``, ``dtype``, ``device``, ``others``, the
-number of further pairs) and ``second`` (``name``).
+number of further pairs, ``is_linear``, whether two updates are that of the summed gradient) and ``second`` (``name``).
 Rows: ``second_name_changed``, ``list_of_one``, ``argument_changed``, ``results_are_one``. Roles: ``bound`` (where the
 second name was bound, the list got it, or the function was called; ``name`` of the function), ``written`` (the write;
 ``name``; ``op``; ``values``: ``shape``, ``dtype``, ``device``, ``is_result``, whether the second name refers to the
@@ -95,7 +95,10 @@ class SecondNames(Finder):
         found = list(naming.find(sys._getframe(1), lambda one: id(one) in wanted)) if pairs else []
         paths = {id(one.tensor): one.path for one in sorted(found, key=lambda one: one.origin == "module")}
         if len(paths) == len(wanted) and pairs:
-            values = {**_torch.facts_of(pairs[0][0]), "others": len(pairs) - 1}
+            is_linear = type(optimizer) is torch.optim.SGD and not any(
+                group["weight_decay"] for group in optimizer.param_groups
+            )
+            values = {**_torch.facts_of(pairs[0][0]), "others": len(pairs) - 1, "is_linear": is_linear}
             names = [paths[id(one)] for one in pairs[0]]
             clues = (Clue("parameter", name=names[0], values=values), Clue("second", name=names[1]))
             self._found(Failure(PARAMETERS, "", "", symbolise(self._core.stack()), clues, raised=False))

@@ -162,7 +162,10 @@ def own_state(failure: Failure) -> Diagnosis | None:
 
 
 def parameters(failure: Failure) -> Diagnosis | None:
-    """GS216, a note, for two parameters of an optimizer over one memory; they may be tied so on purpose."""
+    """GS216 for two parameters of an optimizer over one memory.
+
+    They may be tied so on purpose: a note where their two updates make up that of one weight.
+    """
     first, second, frame = failure.clue("parameter"), failure.clue("second"), failure.site.user_frame
     if first is None or second is None or frame is None or not first.name or not second.name:
         return None
@@ -176,7 +179,7 @@ def parameters(failure: Failure) -> Diagnosis | None:
         "GS216",
         "forward_alias",
         values=values,
-        severity="note",
+        severity="note" if first.values["is_linear"] else "warning",
         words=failure.row,
         labels=(*made, *parts.used(failure, "label.parameters_are_one", values)),
         tensor=parts.tensor_of(first, second.name),
