@@ -304,9 +304,13 @@ def _carried_at(place: _Place, level: int, used_at: Frame | None, made_near: tup
             one for one in found if not source.dies_with_call(place.frame, one.name, given_stays=place.depth <= level)
         ]
     found = [one for one in found if not source.is_item_of_loop(one.bound_at, one.name)]
-    return list(
-        {one.name: one for one in sorted(found, key=lambda one: _was_made_at(one.bound_at, made_near))}.values()
-    )
+
+    def likelihood(one: source.Carried) -> tuple[bool, bool]:
+        # What begins the state (``reset``, ``begin``) may bind it too; each round runs its own binding.
+        is_of_round = used_at is not None and source.in_same_function(one.bound_at, used_at)
+        return _was_made_at(one.bound_at, made_near), is_of_round
+
+    return list({one.name: one for one in sorted(found, key=likelihood)}.values())
 
 
 def _without_own_methods(groups: _Groups, made_near: tuple[Site, ...]) -> _Groups:
