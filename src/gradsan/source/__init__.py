@@ -77,10 +77,10 @@ _NAMES = {
     "flow.reuse": (
         "SecondName argument_read_later collected_result copy_second_name is_made_in_round read_as_before second_name"
     ),
-    "flow.results": "earlier_result",
+    "flow.results": "cached_function earlier_result",
     "flow.rounds": (
         "backward_of_sum bound_each_round clears_between detach_after detach_after_round "
-        "frames_between in_one_loop in_same_function in_same_loops is_item_of_loop "
+        "frames_between in_one_loop in_same_function in_same_loops is_item_of_loop is_target_of_loop "
         "is_read_afterwards is_read_between reads_what_it_binds shape_bound_at walked_over"
     ),
     "flow.scopes": "Live is_global_here",

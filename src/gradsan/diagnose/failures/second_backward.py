@@ -63,13 +63,19 @@ def second_backward(failure: Failure) -> Diagnosis | None:
         is_again = source.in_same_function(made, used) and not source.in_same_loops(made, used)
         return _once(case) if is_again else _same(case)
     made = bridge.user_frame
-    if bridge.values.get("made_after") and made is not None and source.is_filled_once(made):
+    frames = () if bridge.site is None else bridge.site.user_frames
+    kept_by = next(filter(None, map(source.cached_function, frames)), None)
+    if bridge.values.get("made_after") and made is not None and (kept_by or source.is_filled_once(made)):
         # The line may still have run again: for another key of the cache.
-        return _once(case_of(failure, needed, freed_by, bridge))
+        case = case_of(failure, needed, freed_by, bridge)
+        return _once(case if isinstance(case.name, str) or kept_by is None else replace(case, name=kept_by))
     if bridge.values.get("made_after") and bridge.values.get("ran_again"):
         return _carried(case_of(failure, needed, freed_by, bridge, is_carried=True))
     case = case_of(failure, needed, freed_by, bridge)
     if bridge.values.get("made_after") and _same_line(needed.site, freed_by.site):
+        other = _of_another_item(case)
+        if other is not None:
+            return shared(other)
         return shared(case) if _is_one_round(needed, freed_by, bridge) else _once(case)
     return shared(case)
 
@@ -177,7 +183,9 @@ def _same(case: Case) -> Diagnosis:
     again = parts.fix("recompute_forward", "changed", values, summary="help.recompute_shared")
     lines = source.changed_at(case.freed_by.shown_frame, source.graph_for_gradient)
     if lines and not stepped:
-        return diagnosis_of(case, SAME, for_gradient(case, lines))
+        # A loss that is itself sent back is older than the gradient, and so does not contain it.
+        fixes = (keep_graph(case),) if case.needed.op == "backward" else for_gradient(case, lines)
+        return diagnosis_of(case, SAME, fixes)
     fixes = (parts.fix("one_backward", "changed", values), again if stepped else keep_graph(case))
     return diagnosis_of(case, SAME, fixes, case.if_kept if stepped else "note.second_pass_adds_up")
 
@@ -185,6 +193,26 @@ def _same(case: Case) -> Diagnosis:
 def _same_line(one: Site | None, other: Site | None) -> bool:
     a, b = (None if site is None else site.shown_frame for site in (one, other))
     return a is not None and b is not None and (a.file, a.line) == (b.file, b.line)
+
+
+def _of_another_item(case: Case) -> Case | None:
+    """The case of the oldest freed value, where the named one is an item of the loop that runs backward.
+
+    Each iteration has another: this backward itself has freed the item's own Nodes before it came to what all share.
+    """
+    used, first = case.needed.user_frame, case.failure.clue("freed_first")
+    if case.freed_by.values.get("certain") or used is None or first is None or not isinstance(case.name, str):
+        return None
+    made = () if case.bridge.site is None else case.bridge.site.user_frames
+    stack = () if case.needed.site is None else case.needed.site.user_frames
+    level = shared_level(made, stack)
+    if not 0 <= level < min(len(made), len(stack)) or not source.is_target_of_loop(used, case.name, made[level]):
+        return None
+    if stack[level] != used and not source.in_same_loops(made[level], stack[level]):
+        return None  # the function of the loop runs in rounds of its own
+    bound = None if first.site is None else source.bound_name(first.site.user_frames)
+    name, bound_at = (Message("label.shared_value"), None) if bound is None else bound
+    return replace(case, bridge=first, saved=first, name=name, bound_at=bound_at)
 
 
 def _is_one_round(needed: Clue, freed_by: Clue, bridge: Clue) -> bool:

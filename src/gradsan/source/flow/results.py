@@ -6,7 +6,7 @@ import ast
 
 from gradsan.model import Frame
 from gradsan.source.flow.reuse import SecondName, definitions_at, read_after, reads_value, statements_of
-from gradsan.source.identifiers import assigned_names, bindings_of, chain_key
+from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, leaf_name
 from gradsan.source.locate import Expression, Statement, expression_at, statement_at
 from gradsan.source.tree import ScopeNode
 
@@ -86,3 +86,13 @@ def _taken(node: ast.stmt) -> tuple[str, str | None]:
         case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=callee)):
             return name, ast.unparse(callee)
     return "", None
+
+
+def cached_function(frame: Frame) -> str | None:
+    """The name of the function around ``frame``, where a decorator of the standard library keeps its results."""
+    statement = statement_at(frame)
+    function = None if statement is None else statement.scope
+    if not isinstance(function, ast.FunctionDef):
+        return None
+    names = {leaf_name(one.func if isinstance(one, ast.Call) else one) for one in function.decorator_list}
+    return function.name if names & {"cache", "lru_cache", "cached_property"} else None

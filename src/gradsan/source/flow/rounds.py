@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping, Sequence
 
 from gradsan.model import Frame, Lines
@@ -228,6 +229,22 @@ def is_item_of_loop(frame: Frame, name: str) -> bool:
         if binding.name == name and isinstance(root, ast.Name):
             targets = [loop.target for loop in statement.loops if not isinstance(loop, ast.While)]
             return any(isinstance(node, ast.Name) and node.id == root.id for one in targets for node in ast.walk(one))
+    return False
+
+
+def is_target_of_loop(frame: Frame, name: str, made: Frame) -> bool:
+    """Whether a ``for`` loop around the statement at ``frame`` binds ``name`` (or its root) to items made beside it.
+
+    That is: no loop around that one is without the statement at ``made``, which computed them.
+    """
+    statement, maker = statement_at(frame), statement_at(made)
+    if statement is None or maker is None:
+        return False
+    for loop in statement.loops:
+        targets = () if isinstance(loop, ast.While) else ast.walk(loop.target)
+        if any(isinstance(node, ast.Name) and node.id == re.split(r"[.\[]", name)[0] for node in targets):
+            around = [one for one in statement.loops if one is not loop and loop in ast.walk(one)]
+            return set(around) <= {*maker.loops}
     return False
 
 
