@@ -175,3 +175,27 @@ def test_pages_show_what_lint_finds_and_the_right_versions_are_quiet() -> None:
 )
 def test_right_programs_are_quiet(source: str) -> None:
     assert found(source) == []
+
+
+def test_a_batch_that_another_file_returns_has_no_graph_even_maybe() -> None:
+    source = """
+import torch
+
+
+class Soft:
+    def __init__(self, policy, value, replay):
+        self.policy, self.value, self.replay = policy, value, replay
+        self.opts = [torch.optim.Adam(net.parameters()) for net in (policy, value)]
+
+    def learn(self):
+        seen, reward = (one.float() for one in self.replay.draw())
+        fit = (self.value(seen) - reward).pow(2).mean()
+        fit.backward()
+        self.opts[1].step()
+        gain = self.value(torch.cat([seen, self.policy(seen)], 1)).mean()
+        (-gain).backward()
+        self.opts[0].step()
+"""
+    assert possible(source) == []
+    # A forward pass of known parameters is a graph.
+    assert possible(source.replace("seen, reward = (", "seen, reward = (self.value(one) * ")) != []

@@ -190,6 +190,8 @@ class Graph(Tensors):
         for node in sorted(_walk(graph), key=lambda one: -one.clock):
             freed = state.freed.get(node)
             if freed is not None:
+                if _is_data(node):
+                    continue
                 yield _Fault(node, None, None, freed, MAYBE if node.is_opaque and node.grad != YES else node.grad)
                 continue
             for saved in node.saved:
@@ -376,6 +378,20 @@ def _walk(graph: Node, *, sure: bool = False, parts: bool = True) -> list[Node]:
                 found[parent] = None
                 pending.append(parent)
     return list(found)
+
+
+def _is_data(node: Node) -> bool:
+    """Whether a Node may as well be none: only results of unknown calls went into it that were given no tensor.
+
+    ``buffer.sample()`` returns a batch far more often than a graph.
+    """
+    pending: list[Node | Tensor] = [node]
+    for one in pending:
+        known = not isinstance(one, Node) or one.grad == YES or not (one.parents or one.is_opaque)
+        if known or len(pending) > _NODES_WALKED:
+            return False
+        pending += one.parents
+    return True
 
 
 def _code_of(fault: _Fault) -> tuple[str, str]:
