@@ -387,8 +387,9 @@ def _is_data(node: Node) -> bool:
     """
     pending: list[Node | Tensor] = [node]
     for one in pending:
-        known = not isinstance(one, Node) or one.grad == YES or not (one.parents or one.is_opaque)
-        if known or len(pending) > _NODES_WALKED:
+        if not isinstance(one, Node) or one.grad == YES or len(pending) > _NODES_WALKED:
+            return False
+        if not (one.parents or one.is_opaque):
             return False
         pending += one.parents
     return True
