@@ -62,7 +62,7 @@ _NAMES = {
         "alias_of called_as_hook called_expression callers_expression dies_with_call "
         "first_argument made_by_call reads_again returned_by_hook returns_to_several"
     ),
-    "flow.collected": "detach_collected",
+    "flow.collected": "detach_collected one_many_times",
     "flow.contexts": "enter_each_round enter_once_more",
     "flow.helpers": "set_by_call",
     "flow.cuts": "Cut find_cuts grad_left_off grad_switched_off takes_cut",
@@ -90,7 +90,7 @@ _NAMES = {
     ),
     "flow.writing": (
         "Made attribute_owner computes_with_result definition_of given_to_optimizer is_computed_with "
-        "is_of_itself number_given one_many_times reads_from reads_gradient scaled_before writing_at"
+        "is_of_itself number_given reads_from reads_gradient scaled_before writing_at"
     ),
     "identifiers": "assigned_names consumed_names dropped_update",
     "intent.conditions": (

@@ -41,7 +41,7 @@ _NO_UPDATE = frozenset(
     {"clamp_", "clamp_min_", "clamp_max_", "clip_", "renorm_", "embedding_renorm_", "zero_", "fill_"}
 )
 """Operations that bound a value, or set it: they need no gradient."""
-_COMPREHENSIONS = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")
+COMPREHENSIONS = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")
 _GRADIENT_KEPT = ("clip_grad.py", "grad_scaler.py")
 """Files of torch whose functions write gradients without clearing them."""
 
@@ -236,7 +236,7 @@ def reads_gradient(code: CodeType) -> bool:
         if one.opname not in ("CACHE", "EXTENDED_ARG"):
             before = one.argval
     # Before Python 3.12 a comprehension is a function of its own.
-    inner = [one for one in code.co_consts if isinstance(one, CodeType) and one.co_name in _COMPREHENSIONS]
+    inner = [one for one in code.co_consts if isinstance(one, CodeType) and one.co_name in COMPREHENSIONS]
     return any(map(reads_gradient, inner))
 
 

@@ -32,6 +32,7 @@ import torch
 
 from gradsan import _torch, source
 from gradsan.detect.changed_values import ChangedValues
+from gradsan.detect.gradients.kept_gradients import COMPREHENSIONS
 from gradsan.detect.meaning.callers_values import given_to
 from gradsan.graph import naming
 from gradsan.graph.live import value_of
@@ -207,10 +208,27 @@ def _collected(raws: list[RawWrite], frame: FrameType | None) -> _Found | None:
         second = source.collected_result(caller, keeper)
         if second is not None and name is not None:
             return _Found(written, name, caller, second)
-    place = None if name is None else source.one_many_times(own, name)
+    place = None if name is None else _repeated(written, own, name)
     if name is None or place is None:
         return None
     return _Found(written, name, place, source.SecondName(keeper, "list", place.line, own.line, None))
+
+
+def _repeated(written: Site, own: Frame, name: str) -> Frame | None:
+    """Return the place of ``[tensor] * n``, in the writing function or one that has given it the list."""
+    frames, held = written.frames[: written.frames.index(own) + 1], name
+    place, inner = source.one_many_times(own, name), len(frames) - 1
+    for outer in reversed([at for at, frame in enumerate(frames[:-1]) if frame.is_user]):
+        key, bracket, rest = held.partition("[")
+        if place is not None or not bracket:
+            break
+        given = source.callers_expression(key, frames[inner], frames[outer], frames[outer + 1 : inner])
+        # A comprehension is a function of its own in some versions, with its caller's names.
+        held, inner = f"{given or key}[{rest}", outer
+        if given is None and not frames[inner].function.endswith(COMPREHENSIONS):
+            break
+        place = source.one_many_times(frames[outer], held)
+    return place
 
 
 def _is_held(name: str, storage: int, frame: FrameType | None) -> bool | None:

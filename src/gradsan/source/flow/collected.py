@@ -9,7 +9,8 @@ from typing import TypeGuard
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
-from gradsan.source.flow.rounds import deque_made
+from gradsan.source.flow.kept import assignments
+from gradsan.source.flow.rounds import deque_made, walked_over
 from gradsan.source.identifiers import (
     assigned_names,
     bindings_of,
@@ -307,4 +308,22 @@ def _written_part(given: Sequence[ast.expr | None], written: str) -> ast.expr | 
             found = one if one is not None and chain_key(one) == written else None
         if found is not None:
             return found
+    return None
+
+
+def one_many_times(frame: Frame, written: str) -> Frame | None:
+    """The statement that has made the list of the written element by ``[tensor] * n``, or by a function that does."""
+    key, bracket, _ = written.partition("[")
+    key = key if bracket else walked_over(frame, written)[0]
+    for part, place in assignments(frame, key) if key != written else ():
+        found = statement_at(place)
+        value = None if found is None or part != key else getattr(found.node, "value", None)
+        if found is not None and isinstance(value, ast.Call):
+            functions = [one for one in found.source.nodes if isinstance(one, ast.FunctionDef)]
+            called = [one for one in functions if one.name == leaf_name(value.func)]
+            nodes = local_nodes(called[0]) if len(called) == 1 else []
+            results = [one.value for one in nodes if isinstance(one, ast.Return)]
+            value = results[0] if len(results) == 1 else None
+        if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult):
+            return place if any(isinstance(one, ast.List) for one in (value.left, value.right)) else None
     return None

@@ -12,7 +12,6 @@ from gradsan.model import Frame
 from gradsan.source.flow.bindings import last_binding
 from gradsan.source.flow.kept import assignments
 from gradsan.source.flow.reaching import reaching
-from gradsan.source.flow.rounds import walked_over
 from gradsan.source.flow.targets import target_at, written_target
 from gradsan.source.identifiers import (
     assigned_names,
@@ -359,18 +358,6 @@ def scaled_before(frame: Frame) -> Scaled | None:
     earlier = [node for node in nodes if node.lineno < call.lineno]
     last = max(earlier, key=lambda node: node.lineno, default=None)
     return None if last is None else Scaled(name, _SCALES[type(last.op)], last.lineno)
-
-
-def one_many_times(frame: Frame, written: str) -> Frame | None:
-    """The statement that has made the list of the written element by ``[tensor] * n``."""
-    key, bracket, _ = written.partition("[")
-    key = key if bracket else walked_over(frame, written)[0]
-    for part, place in assignments(frame, key) if key != written else ():
-        found = statement_at(place)
-        value = None if found is None or part != key else getattr(found.node, "value", None)
-        if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult):
-            return place if any(isinstance(one, ast.List) for one in (value.left, value.right)) else None
-    return None
 
 
 def is_computed_with(frame: Frame) -> bool:
