@@ -92,3 +92,23 @@ def test_bytes_of_any_view_are_those_of_its_memory(view: torch.Tensor) -> None:
     if copy.numel():
         view.untyped_storage()[view.storage_offset() * view.element_size()] += 1
         assert not torch.equal(own_bytes(view), copy)
+
+
+def test_two_arrays_that_one_line_hands_out_are_one_finding_whose_change_copies_both() -> None:
+    held, marks = np.ones((2, 3), np.float32), np.zeros(2, np.int64)
+    model = torch.nn.Linear(3, 2)
+
+    def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        held[:], marks[:] = number + 1, number % 2
+        return torch.from_numpy(held), torch.from_numpy(marks)
+
+    with gradsan.watch() as watch:
+        loss = torch.zeros(())
+        for number in range(2):
+            inputs, labels = batch(number)
+            loss = loss + torch.nn.functional.cross_entropy(model(inputs), labels)
+        loss.backward()
+    (found,) = watch.diagnoses
+    first, second = found.fixes
+    assert first.lines[0][2].strip() == "return torch.from_numpy(held).clone(), torch.from_numpy(marks).clone()"
+    assert "cross_entropy(model(inputs.clone()), labels.clone())" in second.lines[0][2]

@@ -11,6 +11,9 @@ from gradsan.source.tree import read_source
 
 _AT_SAVE = ("help.clone_at_save", "help.clone_result")
 """Fixes of one use of the value; others change what is written, and with it every use."""
+_OF_ONE = (*_AT_SAVE, "help.copy_handed_out")
+"""Fixes that leave other tensors of the same lines as they are."""
+_NAMESAKES = 4
 
 
 def completed(diagnosis: Diagnosis, others: Sequence[Diagnosis]) -> Diagnosis:
@@ -21,7 +24,7 @@ def completed(diagnosis: Diagnosis, others: Sequence[Diagnosis]) -> Diagnosis:
     for fix in diagnosis.fixes:
         is_whole = True
         for other in others if fix.lines else ():
-            if _places(other) <= _places(diagnosis) and fix.summary.key not in _AT_SAVE:
+            if _places(other) <= _places(diagnosis) and fix.summary.key not in _OF_ONE:
                 continue
             more = joined(fix, other.fixes)
             if more is None:
@@ -36,6 +39,26 @@ def completed(diagnosis: Diagnosis, others: Sequence[Diagnosis]) -> Diagnosis:
         fixes = [*whole, *(fixes[number] for number in partial)]
     notes = (Message("note.others_overwritten", {"names": ", ".join(left)}),) if left else ()
     return replace(diagnosis, fixes=tuple(fixes), notes=(*diagnosis.notes, *notes))
+
+
+class Namesakes:
+    """Findings of equal lines whose tensors differ: each name is completed into the first finding once."""
+
+    def __init__(self, first: Diagnosis) -> None:
+        self._names = {_name(first)}
+
+    def added(self, known: Diagnosis, again: Diagnosis) -> Diagnosis:
+        """``known``, with the fixes of ``again`` where that is of a tensor not seen yet, and changes other lines."""
+        name = _name(again)
+        if name in self._names or len(self._names) > _NAMESAKES:
+            return known
+        self._names.add(name)
+        is_other = [fix.lines for fix in known.fixes] != [fix.lines for fix in again.fixes]
+        return completed(known, [again]) if is_other else known
+
+
+def _name(diagnosis: Diagnosis) -> str | None:
+    return diagnosis.tensor.name if diagnosis.tensor else None
 
 
 def joined(fix: Fix, others: Iterable[Fix]) -> Fix | None:

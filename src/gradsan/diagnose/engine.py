@@ -13,7 +13,7 @@ from gradsan.diagnose import failures, nonfinite
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.build import events_of, joined, path_of, path_of_failure
 from gradsan.diagnose.causes import CAUSES
-from gradsan.diagnose.completed import completed
+from gradsan.diagnose.completed import Namesakes, completed
 from gradsan.diagnose.facts import examine
 from gradsan.model import Confidence, Conflict, Diagnosis, Evidence, Failure, Label, Message, Moment, PathNode
 
@@ -91,6 +91,7 @@ def diagnose(evidence: Evidence) -> tuple[Diagnosis, ...]:
 
 def _diagnose(evidence: Evidence) -> tuple[Diagnosis, ...]:
     found: dict[object, Diagnosis] = {}
+    namesakes: dict[object, Namesakes] = {}
     explained = [_explain(conflict, evidence.moments) for conflict in evidence.conflicts]
     explained += [known for failure in evidence.failures if (known := _explain_failure(failure)) is not None]
     explained += [nonfinite.explain(one) for one in evidence.nonfinite]
@@ -100,6 +101,7 @@ def _diagnose(evidence: Evidence) -> tuple[Diagnosis, ...]:
         if known is not None:
             events, left_out = joined(known, diagnosis)
             count = known.count + diagnosis.count
+            known = namesakes.setdefault(key, Namesakes(known)).added(known, diagnosis)
             diagnosis = replace(known, count=count, events=events, events_left_out=left_out)
         found[key] = diagnosis
     return _with_shared_writes(_without_consequences(tuple(found.values())))
