@@ -42,7 +42,7 @@ def completed(diagnosis: Diagnosis, others: Sequence[Diagnosis]) -> Diagnosis:
 
 
 class Namesakes:
-    """Findings of equal lines whose tensors differ: each name is completed into the first finding once."""
+    """Conflicts of equal lines whose tensors differ: each name is completed into the first one once."""
 
     def __init__(self, first: Diagnosis) -> None:
         self._names = {_name(first)}

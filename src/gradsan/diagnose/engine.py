@@ -95,13 +95,14 @@ def _diagnose(evidence: Evidence) -> tuple[Diagnosis, ...]:
     explained = [_explain(conflict, evidence.moments) for conflict in evidence.conflicts]
     explained += [known for failure in evidence.failures if (known := _explain_failure(failure)) is not None]
     explained += [nonfinite.explain(one) for one in evidence.nonfinite]
-    for diagnosis in explained:
+    for number, diagnosis in enumerate(explained):
         key = _identity(diagnosis)
         known = found.get(key)
         if known is not None:
             events, left_out = joined(known, diagnosis)
             count = known.count + diagnosis.count
-            known = namesakes.setdefault(key, Namesakes(known)).added(known, diagnosis)
+            if number < len(evidence.conflicts):
+                known = namesakes.setdefault(key, Namesakes(known)).added(known, diagnosis)
             diagnosis = replace(known, count=count, events=events, events_left_out=left_out)
         found[key] = diagnosis
     return _with_shared_writes(_without_consequences(tuple(found.values())))
