@@ -6,7 +6,7 @@ from torch import nn
 
 from gradsan import _torch
 from gradsan.repair.trials import allowances
-from gradsan.repair.trials.allowances import _Carrying
+from gradsan.repair.trials.allowances import _Carrying, _run_once_alike
 
 
 def carrying(*names):
@@ -53,6 +53,37 @@ def test_an_expanded_tensor_is_written():
         rows = w.expand(2, 3)
         rows.mul_(torch.tensor([[1.0], [4.0]]))
     assert gradient_of(w, rows.sum()) == [5, 5, 5]
+
+
+def test_what_other_functions_have_expanded_is_written():
+    w = torch.arange(3.0, requires_grad=True)
+    with carrying("own_memory"):
+        down, across = torch.meshgrid(w * 1, w * 1, indexing="ij")
+        down += 1
+        across *= down.detach()
+        whole = w.view(1, 3)
+    assert whole.data_ptr() == w.data_ptr()
+    assert gradient_of(w, (down.sum() + across.sum())) == [9, 9, 9]
+
+
+@pytest.mark.parametrize("is_reentrant", [True, False])
+def test_a_function_is_not_run_again_by_a_backward(x, is_reentrant):
+    def halves(whole):
+        left, right = (whole * 1).chunk(2)
+        left *= 3
+        return left * right
+
+    once = _run_once_alike(torch.utils.checkpoint.checkpoint)
+    with carrying("single_views"):
+        loss = once(halves, x, use_reentrant=is_reentrant).sum()
+        assert gradient_of(x, loss) == [[9, 12, 15], [0, 3, 6]]
+
+
+def test_what_a_checkpoint_cuts_off_is_still_cut_off(x):
+    once = _run_once_alike(torch.utils.checkpoint.checkpoint)
+    with pytest.warns(UserWarning, match="None of the inputs"):
+        assert not once(lambda y: x * y, torch.ones(3), use_reentrant=True).requires_grad
+    assert once(lambda y: x * y, torch.ones(3), use_reentrant=False).requires_grad
 
 
 def test_a_leaf_is_written(x):

@@ -29,7 +29,6 @@ from gradsan.record.stacks import is_own_file
 from gradsan.repair.trials.own_results import OwnResults
 
 _SPLITTING = frozenset({"unbind", "split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit", "split_with_sizes"})
-_EXPANDING = frozenset({"expand", "expand_as", "broadcast_to", "broadcast_tensors"})
 _CARRIED = frozenset(
     {
         "write_leaves",
@@ -83,6 +82,9 @@ def allow(names: Iterable[str]) -> None:
         _look_at_applied(_own_context)
     if "without_checkpoint" in wanted:
         torch.utils.checkpoint.checkpoint = _run_once
+    elif wanted & _CARRIED:
+        # No mode of functions is active in what a backward runs again.
+        torch.utils.checkpoint.checkpoint = _run_once_alike(torch.utils.checkpoint.checkpoint)
     if "release_gradients" in wanted:
         torch.nn.Module.zero_grad = _releasing(  # type: ignore[method-assign]
             torch.nn.Module.zero_grad, lambda module: module.parameters()
@@ -141,6 +143,19 @@ def _run_once(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """``checkpoint`` that calls ``function`` once and discards nothing."""
     own = ("use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop")
     return function(*args, **{name: one for name, one in kwargs.items() if name not in own})
+
+
+def _run_once_alike(checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """``_run_once``, except where a reentrant ``checkpoint`` cuts the graph: no argument needs a gradient."""
+
+    @functools.wraps(checkpoint)
+    def alike(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        is_cut = kwargs.get("use_reentrant", True) and not any(
+            torch.is_tensor(one) and one.requires_grad for one in args
+        )
+        return (checkpoint if is_cut else _run_once)(function, *args, **kwargs)
+
+    return alike
 
 
 def _with_gathered(deep: Deep) -> Callable[[Any, int, Any], Kept]:
@@ -261,8 +276,10 @@ class _Carrying(TorchFunctionMode):
             return self._written(func, args, named)
         if "single_views" in self._wanted and name in _SPLITTING:
             return _one_by_one(result)
-        if "own_memory" in self._wanted and name in _EXPANDING:
-            return tuple(one.clone() for one in result) if isinstance(result, list | tuple) else result.clone()
+        if "own_memory" in self._wanted:
+            return (
+                type(result)(map(_in_own_memory, result)) if type(result) in (list, tuple) else _in_own_memory(result)
+            )
         if "own_leaf_views" in self._wanted and _is_recorded_view_of_leaf(result):
             return result.clone()
         if "record_views" in self._wanted and torch.is_tensor(result) and _is_unrecorded_view(result, args):
@@ -358,6 +375,14 @@ def _one_by_one(views: Any) -> Any:
         one if one._base is None else one._base.as_strided(one.shape, one.stride(), one.storage_offset())
         for one in views
     )
+
+
+def _in_own_memory(result: Any) -> Any:
+    """A copy of an expanded view, as of ``expand`` and ``meshgrid``; any other result itself."""
+    if not torch.is_tensor(result) or result._base is None or result.layout is not torch.strided:
+        return result
+    is_expanded = any(size > 1 and not stride for size, stride in zip(result.shape, result.stride(), strict=True))
+    return result.clone() if is_expanded else result
 
 
 def _is_unrecorded_view(result: Any, args: Any) -> bool:
