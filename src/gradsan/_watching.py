@@ -24,7 +24,6 @@ from gradsan.detect.graphs.unused_graphs import UnusedGraphs
 from gradsan.detect.hook_writes import HookWrites
 from gradsan.detect.hooked import HookedValues
 from gradsan.detect.meaning.changed_again import ChangedAgain
-from gradsan.detect.meaning.changed_losses import ChangedLosses
 from gradsan.detect.meaning.idle_schedules import IdleSchedules
 from gradsan.detect.meaning.lost_hooks import LostHooks
 from gradsan.detect.meaning.made import Making
@@ -36,8 +35,9 @@ from gradsan.detect.meaning.terms.constant_terms import ConstantTerms
 from gradsan.detect.meaning.terms.cut_terms import CutTerms, DrawnSamples
 from gradsan.detect.meaning.terms.lost_terms import LostTerms
 from gradsan.detect.meaning.terms.number_terms import NumberTerms
+from gradsan.detect.meaning.terms.written_values import WrittenValues
 from gradsan.detect.meaning.unowned import Unowned
-from gradsan.detect.meaning.unrecorded_reads import UnrecordedReads
+from gradsan.detect.meaning.unrecorded_reads import ChangedLosses, UnrecordedReads
 from gradsan.detect.memory import Uncounted
 from gradsan.detect.nonfinite.notice import Notice
 from gradsan.detect.one_tensor.kept_references import KeptReferences
@@ -98,6 +98,7 @@ DETECTORS: tuple[type[Detector], ...] = (
     DrawnSamples,
     CutTerms,
     NumberTerms,
+    WrittenValues,
     UnrecordedReads,
     SpentGradients,
     IdleSchedules,

@@ -67,7 +67,7 @@ class Uncounted(Detector):
         self._alive, self._writes = dict[int, Any](), dict[int, list[RawWrite]]()
         self._evaluated, self._read_up_to = set[int](), 0
         self.youngest = 0  # a Node numbered from here on is younger than all writes and replacements so far
-        self.on_replaced: Callable[[Any, Any, Any, Any], None] = lambda tensor, given, before, stack: None
+        self.on_replaced: list[Callable[[Any, Any, Any, Any], None]] = []
         """Called with a tensor that gets other memory, the value given, what it had before, and the stack."""
         self.on_given_again: Callable[[Any, Any, Any], None] = lambda tensor, given, stack: None
         """Called with a tensor that gets the same memory again, the value given, and the stack."""
@@ -223,7 +223,8 @@ class Uncounted(Detector):
             if unseen(tensor) != before:
                 stack = core.stack(1)
                 guard(lambda: self._replace(tensor, stack))
-                guard(lambda: self.on_replaced(tensor, args[1], before, stack))
+                for note in self.on_replaced:
+                    guard(functools.partial(note, tensor, args[1], before, stack))
             elif args[1] is not tensor:
                 stack = core.stack(1)
                 guard(lambda: self.on_given_again(tensor, args[1], stack))

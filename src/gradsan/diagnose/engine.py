@@ -109,9 +109,10 @@ def _diagnose(evidence: Evidence) -> tuple[Diagnosis, ...]:
 
 
 def _without_consequences(found: tuple[Diagnosis, ...]) -> tuple[Diagnosis, ...]:
-    """``found`` without optimizers that have no gradients (GS421), where another finding shows why.
+    """``found`` without parameters that have no gradients (GS421), where another finding shows why.
 
-    It shows who cleared them, or what was put into the model after an optimizer of frozen tensors had been made.
+    It shows who cleared them, what was put into the model after an optimizer of frozen tensors had been made, or where
+    the values that were computed from them are written past autograd.
     """
     starved = {
         (one.tensor and one.tensor.name, label.frame.file, label.frame.line)
@@ -121,12 +122,21 @@ def _without_consequences(found: tuple[Diagnosis, ...]) -> tuple[Diagnosis, ...]
         if label.role == "note"
     }
     made = {place for one in found if one.cause == "parameter_without_optimizer" for place in _created(one)}
+    written = [
+        (values["parameter"], count)
+        for values in (one.title.values for one in found if one.cause == "parameter_not_reached")
+        if "parameter" in values and isinstance(count := values["parameters"], int)
+    ]
 
     def is_consequence(one: Diagnosis) -> bool:
         # Several optimizers may step in one line: match the tensor that both findings name, and one optimizer alone.
         name = one.tensor and one.tensor.name
         used = {(name, label.frame.file, label.frame.line) for label in one.labels if label.role == "used"}
-        is_starved = one.cause == "parameter_not_reached" and one.severity == "warning" and one.count == 1
+        is_unreached = one.cause == "parameter_not_reached"
+        left, missing = one.title.values.get("name"), one.title.values.get("missing")
+        if is_unreached and isinstance(missing, int) and any(left == own and missing <= n for own, n in written):
+            return True
+        is_starved = is_unreached and one.severity == "warning" and one.count == 1
         return is_starved and bool(used & starved or _created(one) & made)
 
     return tuple(one for one in found if not is_consequence(one))

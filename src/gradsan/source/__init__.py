@@ -69,8 +69,7 @@ _NAMES = {
     "flow.emptied": "forget_collected",
     "flow.kept": (
         "Addition added_to_optimizer additions are_later_rounds are_updated_alike assignments "
-        "chooses_parameters is_bound_by_choice is_computed_in_rounds is_filled_once is_target_in_rounds "
-        "uses_in"
+        "chooses_parameters is_bound_by_choice is_computed_in_rounds is_filled_once is_target_in_rounds"
     ),
     "flow.modules": "DETACHED Shape inplace_layer_false state_given",
     "flow.reaching": "is_of_copy runs_more_often",
@@ -93,6 +92,7 @@ _NAMES = {
         "is_of_itself number_given reads_from reads_gradient scaled_before writing_at"
     ),
     "identifiers": "assigned_names consumed_names dropped_update",
+    "intent.attributes": "uses_in",
     "intent.conditions": (
         "clears_its_condition compared_scores context_around is_called_with_graph is_checked is_conditional"
     ),

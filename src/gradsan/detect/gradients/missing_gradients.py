@@ -38,6 +38,7 @@ from gradsan.graph.variables import Found
 from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Detector, Run
 from gradsan.record.ledger import Noted, site_that_made
+from gradsan.record.log import logged_writes
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, moved_storages, read_backward
 
@@ -54,6 +55,7 @@ class _Unused(NamedTuple):
     weak: Any
     version: int
     storage: int
+    clock: int
     clue: Clue | None
 
 
@@ -160,7 +162,7 @@ class MissingGradients(Detector):
             return
         if not is_all:
             own = [
-                _Unused(_torch.weak_tensor(one), one._version, _torch.storage_or_none(one), clue)
+                _Unused(_torch.weak_tensor(one), one._version, _torch.storage_or_none(one), self._core.clock, clue)
                 for one, clue in itertools.zip_longest(missing, listed)
             ]
             failure = Failure("parameter_not_reached", "", "", site, tuple(clues), raised=False)
@@ -233,7 +235,11 @@ class MissingGradients(Detector):
         """Report the parameters that nothing has trained until the end; loading a state is no training."""
         moved = moved_storages(self._steps, self._began) if self._unused else set()
         for own, failure in self._unused:
-            never = [one for one in own if one.storage not in moved and getattr(one.weak(), "grad", None) is None]
+            # An average of other parameters is often written through ``.data``, which no counter of the tensor shows.
+            since = min((one.clock for one in own), default=self._core.clock)
+            written = {raw.storage for raw in logged_writes(self._core, since)}
+            still = [one for one in own if one.storage not in moved and one.storage not in written]
+            never = [one for one in still if getattr(one.weak(), "grad", None) is None]
             shown = [one.clue for one in never if one.clue is not None]
             clues = [replace(one, values={**one.values, "missing": len(never)}) for one in shown]
             if clues:

@@ -45,6 +45,7 @@ _CAUSES: Mapping[str, Callable[[Failure], Diagnosis | None]] = {
         (gradients.graph_rules, gradients.RULES),
         (unreached.leaf_lost, ("leaf_lost",)),
         (unreached.parameter_not_reached, ("parameter_not_reached",)),
+        (unreached.value_written_past, ("value_written_past",)),
         (unreached.gradient_cancels, ("gradient_cancels",)),
         (unreached.parameter_behind_flat, ("parameter_behind_flat",)),
         (unreached.graph_grows, ("graph_grows",)),

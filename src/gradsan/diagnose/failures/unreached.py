@@ -247,6 +247,33 @@ def parameter_behind_flat(failure: Failure) -> Diagnosis:
     )
 
 
+def value_written_past(failure: Failure) -> Diagnosis:
+    """GS421, a warning, for a value with a graph that is written into other memory past autograd."""
+    written, parameter, holder = (failure.clue(role) for role in ("written", "parameter", "holder"))
+    values = {
+        "name": parts.name_of(written, "label.the_tensor"),
+        "parameter": parts.name_of(parameter, "label.the_tensor"),
+        "holder": parts.name_of(holder, "label.the_tensor"),
+        "parameters": 0 if parameter is None else parameter.count("parameters"),
+    }
+    how = Message("help.use_it_how", {"name": values["parameter"]})
+    recorded = Fix("use_it", "changed", Message("help.record_written", dict(values)), how_changed=how)
+    return parts.diagnosis(
+        failure,
+        "GS421",
+        "parameter_not_reached",
+        values=values,
+        severity="warning",
+        words="value_written_past",
+        labels=(
+            *parts.label_of(written, "written", "label.value_written_past", values),
+            *parts.used(failure, "label.not_reached_past", values),
+        ),
+        tensor=parts.tensor_of(written) if written is not None and written.name else _tensor(parameter),
+        fixes=(recorded,),
+    )
+
+
 def gradient_cancels(failure: Failure) -> Diagnosis | None:
     """GS421, a warning, for a sum that adds and subtracts a value, or ``exp(a - b)`` of a value with itself."""
     summed = failure.clue("sum") or failure.clue("ratio")

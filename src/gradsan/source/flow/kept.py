@@ -1,4 +1,4 @@
-"""Values that the program keeps: in a list, a sum, an attribute, an optimizer or a cache; and a forward's uses of them.
+"""Values that the program keeps: in a list, a sum, an attribute, an optimizer or a cache.
 
 Expressions are compared as ``ast.unparse`` spells them, so that ``self.log['loss']`` and ``self.log["loss"]`` are
 equal.
@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited, insert_after
-from gradsan.source.flow.cuts import mode_around, mode_of_decorators
 from gradsan.source.flow.modules import constructors
 from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, leaf_name, local_nodes
 from gradsan.source.locate import Statement, statement_at
 from gradsan.source.methods import CONTAINERS, KEEPS_ONE
-from gradsan.source.tree import FunctionNode, SourceFile, header_nodes, read_source
+from gradsan.source.tree import SourceFile, header_nodes, read_source
 
 _JOINING = ("cat", "concat", "hstack", "vstack")
 _NAMING = frozenset({"named_parameters", "named_modules", "named_children"})
@@ -32,14 +31,6 @@ class Addition:
     frame: Frame
     value: str
     change: Change | None
-
-
-@dataclass(frozen=True, slots=True)
-class Used:
-    """A place in a forward that reads an attribute; ``mode`` is the frame of the grad mode switched off around it."""
-
-    frame: Frame
-    mode: Frame | None
 
 
 def additions(frame: Frame, path: str) -> tuple[Addition, ...]:
@@ -167,37 +158,6 @@ def chooses_parameters(frame: Frame) -> bool:
 
 def _asks_for_gradient(test: ast.expr) -> bool:
     return any(isinstance(node, ast.Attribute) and node.attr == "requires_grad" for node in ast.walk(test))
-
-
-def uses_in(definition: Frame, attribute: str) -> tuple[Used, ...] | None:
-    """The reads of ``self.<attribute>`` in the method at ``definition`` and in the methods of its class that it calls.
-
-    None where the source is ambiguous.
-    """
-    source = read_source(definition.file)
-    function = None if source is None else _defined_at(source, definition)
-    if source is None or function is None or not function.args.args:
-        return None
-    owner = source.owner_class(function)
-    methods = {
-        one.name: one for one in getattr(owner, "body", ()) if isinstance(one, ast.FunctionDef) and one.args.args
-    }
-    waiting, met, found = [function], {function}, list[Used]()
-    while waiting:
-        function = waiting.pop(0)
-        own = function.args.args[0].arg
-        for node in local_nodes(function):
-            if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name) or node.value.id != own:
-                continue
-            called = methods.get(node.attr)
-            if node.attr == attribute:
-                mode = mode_around(source, node, function) or mode_of_decorators(function)
-                place = None if mode is None else _frame(source, definition, mode[1])
-                found.append(Used(_frame(source, definition, node), place))
-            elif called is not None and called not in met:
-                met.add(called)
-                waiting.append(called)
-    return tuple(found)
 
 
 def is_computed_in_rounds(bound_at: Frame, used_at: Frame) -> bool:
@@ -347,16 +307,6 @@ def _detached(source: SourceFile, value: ast.expr) -> Change | None:
     if not isinstance(value, _SIMPLE):
         return None
     return edited(source, [Edit.after(span, ".detach()")], "detach")
-
-
-def _defined_at(source: SourceFile, definition: Frame) -> FunctionNode | None:
-    name = definition.function.rpartition(".")[2]
-    for node in source.nodes:
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
-            if first == definition.line:
-                return node
-    return None
 
 
 def _frame(source: SourceFile, like: Frame, node: ast.AST) -> Frame:

@@ -281,6 +281,12 @@ def numbers_below(*nodes: Any, most: int | None = NODES_BELOW) -> tuple[int, ...
     return tuple(nodes_below(nodes, most))
 
 
+def leaves_near(node: Node) -> list[Any]:
+    """Return the leaves among the Nodes nearest below one."""
+    found = nodes_below((node,), NODES_BELOW).values()
+    return [leaf for one in found if (leaf := getattr(one, "variable", None)) is not None]
+
+
 def nodes_below(nodes: tuple[Node, ...], most: int | None) -> dict[int, Any]:
     """Return Nodes and those nearest below them by number, at most so many; a leaf's by its negative ``id``."""
     waiting, found = collections.deque(nodes), dict[int, Any]()

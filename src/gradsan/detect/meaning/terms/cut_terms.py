@@ -33,10 +33,9 @@ from gradsan.detect.meaning.made import is_in_forward
 from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.detect.meaning.terms.constant_terms import (
     LISTED,
-    NODES_BELOW,
     SUMS,
+    leaves_near,
     made_of,
-    nodes_below,
     numbers_below,
     sums_below,
 )
@@ -214,7 +213,7 @@ class CutTerms(RoundDetector):
             left = [Cut(stack, op, one, how) for one in sources]
             cuts = (*cuts, *left)
             if self.is_before_first_backward:
-                below = (leaf for node in nodes if node is not None for leaf in _leaves_near(node))
+                below = (leaf for node in nodes if node is not None for leaf in leaves_near(node))
                 for leaf in (*below, *leaves):
                     self.note_left(leaf, left[0] if left else Cut(stack, op, (), how))
         if cuts:
@@ -365,11 +364,6 @@ class DrawnSamples(RoundDetector):
                 Clue("added", symbolise(used)),
             )
             return
-
-
-def _leaves_near(node: Node) -> list[Any]:
-    found = nodes_below((node,), NODES_BELOW).values()
-    return [leaf for one in found if (leaf := getattr(one, "variable", None)) is not None]
 
 
 def _are_data(cuts: tuple[Cut, ...]) -> None:

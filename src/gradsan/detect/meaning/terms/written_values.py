@@ -1,0 +1,280 @@
+"""Values with a graph that are written into other memory past autograd, where the forward reads them as data.
+
+``self.layer.weight.data.copy_(hyper(task))``, ``packed[i, :n] = features`` under ``no_grad``, an adapter merged into a
+buffer: what computed the value gets no gradient. Writes are followed in some rounds, before the first backward, too. A
+write counts if it comes again in a later round, if a result with a graph is computed from the memory that it wrote, and
+if no parameter near the value was reached by a backward or changed until the end, while some optimizer has one.
+
+Networks are often frozen on purpose, so the value must have its graph when it is written; or it is made of parameters
+alone, under ``no_grad``; or it is detached, but written into a parameter, whose own gradient the loss computes.
+
+Row: ``value_written_past``. Roles: ``parameter`` (the first parameter near the value; ``values``: ``shape``, ``dtype``,
+``device``, and ``parameters``, their number), ``written`` (the write; ``op``; ``name`` of the memory;
+``values`` as above), ``holder`` (the
+optimizer).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from gradsan import _torch
+from gradsan.detect.meaning.made import Making
+from gradsan.detect.meaning.rounds import RoundDetector
+from gradsan.detect.meaning.terms.constant_terms import leaves_near
+from gradsan.detect.memory import Uncounted
+from gradsan.graph import naming, walk
+from gradsan.model import Clue, Frame
+from gradsan.record.detector import Run
+from gradsan.record.ledger import Noted
+from gradsan.record.log import RawStack
+from gradsan.record.stacks import is_called_by_program, symbolise
+from gradsan.record.steps import RawBackward, read_backward
+
+ROW = "value_written_past"
+_LINES, _FOLLOWED, _ROUNDS = 32, 1_024, 2
+
+
+@dataclass(slots=True, eq=False)
+class _Written:
+    """Writes of one line: their memory and the leaves near what was written, weakly held.
+
+    ``rounds`` is how many rounds had one; ``is_whole`` whether what was written was meant to be trained for all that
+    the write shows: if not, it counts where the memory is that of a parameter of the loss (``is_parameter``).
+    """
+
+    stack: RawStack
+    op: str
+    name: str | None
+    facts: dict[str, Any]
+    storage: int
+    leaves: dict[int, _torch.weak_tensor]
+    is_whole: bool
+    rounds: int = 0
+    is_read: bool = False
+    is_parameter: bool = False
+    is_trained: bool = False
+    noted: Noted | None = None
+    backward: RawStack | None = None
+    clues: tuple[Clue, ...] = ()
+
+    @property
+    def counts(self) -> bool:
+        is_meant = self.is_whole or self.is_parameter
+        return is_meant and self.is_read and self.rounds >= _ROUNDS and not self.is_trained and bool(self.clues)
+
+
+class _Held(NamedTuple):
+    """A result without a graph: the writes whose memory it was computed from, and its leaves if of parameters alone."""
+
+    weak: _torch.weak_tensor
+    read: tuple[_Written, ...]
+    leaves: tuple[torch.Tensor, ...]
+
+
+class WrittenValues(RoundDetector):
+    """Follows such writes in some rounds; reports as watching ends."""
+
+    from_start = True
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._steps, self._making = run.steps, run.get(Making)
+        self._lines = self._notes(dict[Frame, _Written]())
+        self._written = dict[int, tuple[_Written, ...]]()
+        self._seen = set[int]()
+        self._held = dict[int, _Held]()
+        self._made = dict[int, _torch.weak_tensor]()
+        run.get(Uncounted).on_replaced.append(self._replaced)
+
+    def begins(self, entry: RawBackward) -> bool:
+        """Drop what was followed in the round before."""
+        for one in (self._written, self._seen, self._held, self._made):
+            one.clear()
+        return True
+
+    def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Follow what is written, and what is computed from it."""
+        given = _torch.tensors_of_call(args, kwargs)
+        out = kwargs.get("out")
+        if _is_write(op) and given and given[0] is args[0]:
+            self._write(op, given[0], given[1:])
+        elif isinstance(out, torch.Tensor):
+            self._write(op, out, [one for one in given if one is not out])
+        else:
+            self._read(given, _torch.tensors_in(result))
+
+    def _replaced(self, target: torch.Tensor, given: torch.Tensor, _: object, stack: RawStack) -> None:
+        if self._is_of_thread():
+            self._write("data", target, [given], stack)
+
+    def _write(self, op: str, target: torch.Tensor, values: list[torch.Tensor], stack: RawStack | None = None) -> None:
+        storage = _torch.storage_or_none(target)
+        read = self._read_from(values)
+        leaves, is_whole = dict[int, torch.Tensor](), False
+        # ``x[i] += y`` ends with an assignment of the view that it has written already.
+        for one in (one for one in values if _torch.storage_or_none(one) != storage):
+            own, is_own_whole = self._leaves_of(one)
+            leaves.update((id(leaf), leaf) for leaf in own)
+            is_whole = is_whole or is_own_whole
+        if storage and leaves and (line := self._line(op, target, leaves, is_whole, stack)) is not None:
+            read = (*read, line)
+        if storage and read:
+            self._written[storage] = tuple(dict.fromkeys((*self._written.get(storage, ()), *read)))
+
+    def _line(
+        self, op: str, target: torch.Tensor, leaves: dict[int, torch.Tensor], is_whole: bool, stack: RawStack | None
+    ) -> _Written | None:
+        storage = _torch.storage_or_none(target)
+        # A parameter that is written itself, as by an average of weights, is no memory for what others compute.
+        if any(_torch.storage_or_none(leaf) == storage for leaf in leaves.values()):
+            return None
+        stack = stack or self._core.stack()
+        frame = symbolise(stack).user_frame if is_called_by_program(stack) else None
+        if frame is None:
+            return None
+        known = self._lines.get(frame)
+        if known is None:
+            if len(self._lines) >= _LINES or not self.is_before_first_backward:
+                return None
+            known = _Written(stack, op, _name_of(storage), _torch.facts_of(target), storage, {}, is_whole)
+            self._lines[frame] = known
+        if id(known) not in self._seen:
+            self._seen.add(id(known))
+            known.rounds += 1
+            known.storage = storage
+        if self.is_before_first_backward:
+            known.leaves.update((key, _torch.weak_tensor(leaf)) for key, leaf in leaves.items())
+        return known
+
+    def _leaves_of(self, value: torch.Tensor) -> tuple[Iterable[torch.Tensor], bool]:
+        """Return trainable leaves near a value, and whether it was not detached."""
+        node = _node_of(value)
+        if node is not None:
+            return leaves_near(node), True
+        if _torch.is_trainable_leaf(value):
+            return (value,), not _torch.is_grad_enabled()
+        held = self._held_as(value)
+        if held is not None and held.leaves:
+            return held.leaves, True
+        weak = self._made.get(_torch.storage_or_none(value))
+        made = None if weak is None else weak()
+        node = None if made is None else _node_of(made)
+        return ((), False) if node is None else (leaves_near(node), False)
+
+    def _held_as(self, value: torch.Tensor) -> _Held | None:
+        held = self._held.get(id(value))
+        return held if held is not None and held.weak() is value else None
+
+    def _read_from(self, given: list[torch.Tensor]) -> tuple[_Written, ...]:
+        found = dict[_Written, None]()
+        for one in given:
+            if self._written:
+                found.update(dict.fromkeys(self._written.get(_torch.storage_or_none(one), ())))
+            if (held := self._held_as(one)) is not None:
+                found.update(dict.fromkeys(held.read))
+        return tuple(found)
+
+    def _read(self, given: list[torch.Tensor], made: Iterable[torch.Tensor]) -> None:
+        read = self._read_from(given)
+        leaves = self._composed(given)
+        for one in made:
+            if one.requires_grad:
+                for written in read:
+                    written.is_read = True
+                if len(self._made) < _FOLLOWED:
+                    self._made[_torch.storage_or_none(one)] = _torch.weak_tensor(one)
+            elif (read or leaves) and len(self._held) < _FOLLOWED:
+                self._held[id(one)] = _Held(_torch.weak_tensor(one), read, leaves)
+            else:
+                self._held.pop(id(one), None)
+
+    def _composed(self, given: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Return the trainable leaves of a value computed unrecorded of parameters alone; empty for others."""
+        if _torch.is_grad_enabled():
+            return ()
+        found = list[torch.Tensor]()
+        for one in given:
+            held = self._held_as(one)
+            if held is not None and held.leaves:
+                found += held.leaves
+            elif _torch.is_trainable_leaf(one):
+                found.append(one)
+            elif not isinstance(one, torch.nn.Parameter):
+                return ()
+        return tuple(found)
+
+    def looks(self, entry: RawBackward, is_last: bool) -> None:
+        """Note what this backward reaches, and which optimizer has the parameters."""
+        lines = [one for one in self._lines.values() if not one.is_trained]
+        if not lines:
+            return
+        leaves = walk.leaves_of(walk.engine_order(read_backward(entry).roots))
+        reached, storages = {id(one) for one in leaves}, {_torch.storage_or_none(one) for one in leaves}
+        for one in lines:
+            own = [leaf for weak in one.leaves.values() if (leaf := weak()) is not None]
+            one.is_parameter = one.is_parameter or one.storage in storages
+            one.is_trained = any(id(leaf) in reached or leaf.grad is not None for leaf in own)
+            if one.is_trained:
+                continue
+            one.noted = one.noted or Noted(self._core, own)
+            one.backward = entry.stack
+            if not one.clues and (owned := self._owned(own)) is not None:
+                one.clues = _clues(one, owned, own)
+
+    def _owned(self, leaves: list[torch.Tensor]) -> tuple[torch.Tensor, str] | None:
+        """Return the first of the leaves that an optimizer has, and the optimizer's class."""
+        for optimizer, _ in self._making.optimizers():
+            own = {id(one) for one in leaves}
+            first = next((one for one in _torch.parameters_of(optimizer) if id(one) in own), None)
+            if first is not None:
+                return first, type(optimizer).__name__
+        return None
+
+    def settle(self) -> None:
+        """Report the writes whose values nothing has trained until the end."""
+        super().settle()
+        told = set[frozenset[int]]()
+        for one in self._lines.values():
+            own = [leaf for weak in one.leaves.values() if (leaf := weak()) is not None]
+            is_still = one.counts and all(leaf.grad is None for leaf in own) and one.noted is not None
+            if not is_still or one.backward is None or one.noted is None or one.noted.was_written():
+                continue
+            if not one.noted.was_logged(self._core, self._steps, 0) and frozenset(one.leaves) not in told:
+                told.add(frozenset(one.leaves))
+                self._report_at(ROW, one.backward, *one.clues)
+        self._lines.clear()
+
+
+def _node_of(value: torch.Tensor) -> Any:
+    """Return the Node of a value, or of its base, as asking for that of a view of it may renew it."""
+    base = value._base
+    return base.grad_fn if base is not None and _torch.is_view_of_written(value) else _torch.grad_fn_of(value)
+
+
+def _is_write(op: str) -> bool:
+    if op.endswith("__"):
+        return op == "__setitem__" or op.startswith("__i")
+    return op.endswith("_")
+
+
+def _name_of(storage: int) -> str | None:
+    """Return the program's name of some memory, that of the variable found with the fewest steps."""
+    found = naming.find(sys._getframe(1), lambda tensor: _torch.storage_or_none(tensor) == storage)
+    best = min(found, key=lambda one: one.depth, default=None)
+    return None if best is None else best.path
+
+
+def _clues(one: _Written, owned: tuple[torch.Tensor, str], leaves: list[torch.Tensor]) -> tuple[Clue, ...]:
+    leaf, holder = owned
+    values = {**_torch.facts_of(leaf), "parameters": len(leaves)}
+    return (
+        Clue("parameter", name=naming.name_of(leaf, sys._getframe(1)), values=values),
+        Clue("written", symbolise(one.stack), name=one.name, op=one.op, values=one.facts),
+        Clue("holder", name=holder),
+    )

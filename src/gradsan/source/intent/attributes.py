@@ -1,0 +1,84 @@
+"""Reads of a module's attribute in its forward and in the methods that it calls."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, replace
+
+from gradsan.model import Frame
+from gradsan.source.flow.cuts import mode_around, mode_of_decorators
+from gradsan.source.identifiers import leaf_name
+from gradsan.source.locate import statement_at
+from gradsan.source.tree import FunctionNode, SourceFile, read_source
+
+_ALL_OF_THEM = frozenset({
+    "children", "named_children", "modules", "named_modules", "parameters", "named_parameters", "state_dict",
+    "get_submodule", "get_parameter", "_modules", "_parameters", "__dict__",
+})  # fmt: skip
+"""What of a module hands out its attributes under other names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """A place in a forward that reads an attribute; ``mode`` is the frame of the grad mode switched off around it."""
+
+    frame: Frame
+    mode: Frame | None
+
+
+def uses_in(definition: Frame, attribute: str) -> tuple[Used, ...] | None:
+    """The reads of ``self.<attribute>`` in the method at ``definition`` and in the methods of its class that it calls.
+
+    None where the source does not decide whether there are any: the attribute may be read by a method of another class,
+    by a function that is given the module, or among all of its attributes.
+    """
+    source = read_source(definition.file)
+    function = None if source is None else _defined_at(source, definition)
+    if source is None or function is None or not function.args.args:
+        return None
+    owner = source.owner_class(function)
+    methods = {
+        one.name: one for one in getattr(owner, "body", ()) if isinstance(one, ast.FunctionDef) and one.args.args
+    }
+    is_inherited = any(not (leaf_name(base) or "").endswith("Module") for base in getattr(owner, "bases", ()))
+    waiting, met, found = [function], {function}, list[Used]()
+    is_all_seen = not is_inherited
+    while waiting:
+        function = waiting.pop(0)
+        own = function.args.args[0].arg
+        reads = [node for node in ast.walk(function) if isinstance(node, ast.Attribute) and _is_name(node.value, own)]
+        names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
+        # A name that no attribute is read of hands on the module itself.
+        is_handed_on = sum(one.id == own for one in names) > len(reads) or any(one.id == "super" for one in names)
+        is_all_seen = is_all_seen and not is_handed_on and all(node.attr not in _ALL_OF_THEM for node in reads)
+        for node in reads:
+            called = methods.get(node.attr)
+            if node.attr == attribute:
+                mode = mode_around(source, node, function) or mode_of_decorators(function)
+                place = None if mode is None else _frame(source, definition, mode[1])
+                found.append(Used(_frame(source, definition, node), place))
+            elif called is not None and called not in met:
+                met.add(called)
+                waiting.append(called)
+    return tuple(found) if found or is_all_seen else None
+
+
+def _is_name(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _defined_at(source: SourceFile, definition: Frame) -> FunctionNode | None:
+    name = definition.function.rpartition(".")[2]
+    for node in source.nodes:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            if first == definition.line:
+                return node
+    return None
+
+
+def _frame(source: SourceFile, like: Frame, node: ast.AST) -> Frame:
+    span = source.span(node)
+    place = statement_at(replace(like, line=span.line, column=span.column))
+    function = like.function if place is None else source.scope_name(place.node)
+    return Frame(like.file, span.line, function, span.column, span.end_line, span.end_column, True)
