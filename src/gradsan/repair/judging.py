@@ -28,7 +28,12 @@ _KEEPS_VALUES = frozenset(
 )
 """Kinds after which the first forward computes the same: no write is lost, and no later write is read."""
 
-MEANT = frozenset({"help.loss_recorded", "help.value_recorded", "help.layer_out_of_place", "help.recompute_perturbed"})
+MEANT = frozenset(
+    {
+        *("help.loss_recorded", "help.value_recorded", "help.layer_out_of_place", "help.recompute_perturbed"),
+        "help.sum_before_update",
+    }
+)
 """Messages of kinds that keep values elsewhere: a write past the graph is meant to count, a residual to stay."""
 
 TWICE = "fix.computes_twice"

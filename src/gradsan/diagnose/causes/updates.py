@@ -15,7 +15,9 @@ from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.collected import BuiltOnce, anew_or_cut, detach_held, detach_other_network, forget_collected
 from gradsan.diagnose.facts import Facts, examine, stack_of
 from gradsan.diagnose.names import shared_level
-from gradsan.model import Bridge, Diagnosis, Fix, Label, Message, Site, Write
+from gradsan.model import Bridge, Diagnosis, Fix, Frame, Label, Message, Site, Write
+
+_ENTRY = "/torch/autograd/__init__.py"
 
 
 def step_between_forward_and_backward(facts: Facts) -> Diagnosis | None:
@@ -69,8 +71,13 @@ def _fixes(facts: Facts) -> tuple[Fix, ...]:
     compared = _compared(facts)
     if compared:
         return compared
-    cut = () if _learns_from_each(facts) else detach_other_network(facts.conflict.borrowed, facts.conflict.retained_at)
-    used_at = facts.conflict.use.site.user_frame
+    used_at, within = facts.conflict.use.site.user_frame, _updated_within(facts)
+    if within and used_at is not None and all(one.line != used_at.line for one in within):
+        joined = source.backward_of_sum(within[-1], used_at) if len(set(within)) == 1 else ()
+        return (Fix.worded("help.sum_before_update", {}, joined, kind="sum_losses"), *again)
+    # An optimizer that a hook calls may be one of many for one network.
+    is_shared = bool(within) or _learns_from_each(facts)
+    cut = () if is_shared else detach_other_network(facts.conflict.borrowed, facts.conflict.retained_at)
     slipped = () if used_at is None else source.backward_to_its_step(used_at)
     if slipped:
         # Whatever else makes the backward run, its gradients are cleared before a step uses them.
@@ -86,6 +93,24 @@ def _fixes(facts: Facts) -> tuple[Fix, ...]:
         # With one backward there are no two trainings that take turns: the step has slipped before it.
         return (Fix.worded("help.step_behind_backward", {}), *cut, *again)
     return (*cut, *again, *reorder)
+
+
+def _updated_within(facts: Facts) -> list[Frame]:
+    """Where the program called the backwards in which a hook has updated the parameters; empty if not all of them."""
+    found = [_calling_backward(update.site) for update in facts.updates]
+    return [one for one in found if one is not None] if None not in found else []
+
+
+def _calling_backward(site: Site) -> Frame | None:
+    """The user's innermost call of a backward in which the program's code at ``site`` was running."""
+    called_at: Frame | None = None
+    found = None
+    for frame in site.frames:
+        if frame.is_user:
+            called_at = frame
+        elif frame.file.replace("\\", "/").endswith(_ENTRY):
+            found = called_at
+    return found
 
 
 def _compared(facts: Facts) -> tuple[Fix, ...]:

@@ -342,10 +342,12 @@ _TOUCHING_GRADIENTS = frozenset({"zero_grad", "step", "backward", "clip_grad_nor
 def backward_of_sum(first: Frame, second: Frame) -> Lines:
     """``Fix.lines`` that join ``a.backward()`` and ``b.backward()``, two lines of one block, in ``(a + b).backward()``.
 
-    Empty where the calls have arguments, or anything between them reads or changes gradients.
+    Empty where the calls have arguments, but for a ``retain_graph`` of the first, or anything between them reads or
+    changes gradients.
     """
     calls = [expression_at(first), expression_at(second)]
-    losses = [None if call is None else _plain_loss(call) for call in calls]
+    allowed = (frozenset({"retain_graph"}), frozenset[str]())
+    losses = [None if one is None else _plain_loss(one, names) for one, names in zip(calls, allowed, strict=True)]
     if not in_same_function(first, second) or None in losses or losses[0] == losses[1]:
         return ()
     one, other = statement_at(first), statement_at(second)
@@ -369,12 +371,12 @@ def keep_graph(frame: Frame) -> Change | None:
     return add_keyword(frame, "retain_graph", "True", instead_of="False")
 
 
-def _plain_loss(call: Expression) -> str | None:
+def _plain_loss(call: Expression, allowed: frozenset[str]) -> str | None:
     node = call.node
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "backward":
         return None
-    is_plain = not node.args and not node.keywords and isinstance(call.statement, ast.Expr)
-    return chain_key(node.func.value) if is_plain else None
+    is_plain = not node.args and all(one.arg in allowed for one in node.keywords)
+    return chain_key(node.func.value) if is_plain and isinstance(call.statement, ast.Expr) else None
 
 
 def _between(source: SourceFile, one: ast.stmt, other: ast.stmt) -> list[ast.stmt] | None:
