@@ -307,7 +307,7 @@ def _copy_for_autograd(facts: Facts) -> tuple[Fix, ...]:
     """Clone the value where it is saved: autograd's copy is unaffected by later writes."""
     save = facts.conflict.save
     frame = save.site.user_frame
-    if frame is None or any(_saves_itself(write, frame) for write in facts.writes):
+    if frame is None:
         return ()
     saving = f"{needs.op_name(save.node or '')}_"
     if save.is_output and source.computes_with_result(frame, saving):
@@ -348,16 +348,6 @@ def _copy_for_autograd(facts: Facts) -> tuple[Fix, ...]:
             summary="help.clone_result" if save.is_output else "help.clone_at_save",
         ),
     )
-
-
-_SAVING = frozenset({"__imul__", "__itruediv__", "__idiv__", "__ipow__", "mul_", "div_", "true_divide_", "pow_"})
-
-
-def _saves_itself(write: Write, saved: Frame) -> bool:
-    """Whether the write has saved what it wrote, too, for an operand that its line computes: ``v /= v.norm()``."""
-    frame = write.site.user_frame
-    is_here = frame is not None and (frame.file, frame.line) == (saved.file, saved.line)
-    return is_here and write.op in _SAVING
 
 
 def _is_in_function(site: Site) -> bool:
