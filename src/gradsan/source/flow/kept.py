@@ -77,15 +77,21 @@ def assignments(frame: Frame, path: str) -> tuple[tuple[str, Frame], ...]:
 
 
 def is_bound_by_choice(frame: Frame, path: str) -> bool:
-    """Whether the file binds ``path`` by a condition: ``b = deepcopy(a) if c else a``, or in both branches of an if."""
+    """Whether the file binds ``path`` by a condition: ``b = deepcopy(a) if c else a``, or in both branches of an if.
+
+    A branch that has ``frame`` in it is another matter: ``buf = p.grad`` in the first round, ``buf.add_(p.grad)`` in the
+    others.
+    """
+    here = statement_at(frame)
     for part, place in assignments(frame, path):
         found = statement_at(place)
         if found is None or part != path:
             continue
         if isinstance(getattr(found.node, "value", None), ast.IfExp | ast.BoolOp):
             return True
+        around = set() if here is None else {id(outer) for outer, _ in here.source.ancestors(here.node)}
         for outer, _ in found.source.ancestors(found.node):
-            branches = (outer.body, outer.orelse) if isinstance(outer, ast.If) else ()
+            branches = (outer.body, outer.orelse) if isinstance(outer, ast.If) and id(outer) not in around else ()
             if branches and all(any(_binds(one, part) for one in branch) for branch in branches):
                 return True
     return False
