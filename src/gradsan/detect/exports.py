@@ -51,6 +51,8 @@ class Export(NamedTuple):
     snapshot: Any
     arrays: tuple[weakref.ref[Any], ...] | None = None
     is_given: bool = False
+    taken: int = 0
+    """The clock when the program last got such an array."""
 
     @property
     def is_over(self) -> bool:
@@ -186,7 +188,7 @@ class Exports(Detector):
         export = self._exports.get(key)
         if export is not None and export.arrays is not None:
             arrays = (*(one for one in export.arrays if one() is not None), weakref.ref(array))
-            self._exports[key] = export._replace(arrays=arrays)
+            self._exports[key] = export._replace(arrays=arrays, taken=self._core.clock)
 
     def after_nodes(self, holder: Any, first: int, end: int) -> None:
         """Copy the values that the Nodes numbered ``first <= n < end`` saved in exported memory."""
@@ -291,14 +293,16 @@ class Exports(Detector):
         if original is None:
             return
 
-        def before(args: tuple[Any, ...], _: dict[str, Any]) -> None:
+        def before(args: tuple[Any, ...], _: dict[str, Any]) -> bool | None:
             inner = name == "data_ptr" and is_called_from(folder, 1)
-            if args and not inner and not _torch.is_compiling():
-                stack = core.stack(1)
-                guard(lambda: self._asked(args[0], name, stack))
+            if not args or inner or _torch.is_compiling():
+                return None
+            stack = core.stack(1)
+            guard(lambda: self._asked(args[0], name, stack))
+            return True
 
-        def got(_: Any, args: tuple[Any, ...], __: dict[str, Any], result: Any) -> None:
-            if args and type(result).__module__ == "numpy" and not _torch.is_compiling():
+        def got(_: bool, args: tuple[Any, ...], __: dict[str, Any], result: Any) -> None:
+            if type(result).__module__ == "numpy":
                 guard(lambda: self._got(args[0], result))
 
         def after(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:

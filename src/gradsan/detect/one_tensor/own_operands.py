@@ -28,7 +28,7 @@ from gradsan import _torch, source
 from gradsan.detect.meaning.made import Making
 from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.detect.memory import Uncounted
-from gradsan.detect.one_tensor.second_names import DetachedLeaves, reads_at
+from gradsan.detect.one_tensor.second_names import Arrays, DetachedLeaves, reads_at
 from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Run
 from gradsan.record.log import RawStack, RawWrite, logged_writes
@@ -37,6 +37,7 @@ from gradsan.record.steps import RawBackward
 
 OWN, DIFFERENCE, DROPPED = "own_operand", "own_difference", "update_dropped"
 _STACKS, _STATES, _FOLLOWED = 256, 4, 32
+_OF_ARRAY = re.compile(r"torch\.(?:from_numpy|as_tensor|asarray)\(([^,()]*)\)")
 _LISTENER_FRAMES = 3
 """The frames between a call and :meth:`OwnOperands.result`; without them a stack is that of the call's write."""
 _COMPARES = frozenset({"__sub__", "sub", "subtract", "mse_loss", "l1_loss", "dist"})
@@ -63,7 +64,7 @@ class OwnOperands(RoundDetector):
         self._before = self._notes(dict[Hashable, RawWrite | None]())
         self._twice = self._notes(collections.defaultdict[Hashable, set[int]](set))
         self._other, self._lending = self._notes(set[Any]()), self._notes(set[Hashable]())
-        self._mixes, self._detached = Mixes(), run.get(DetachedLeaves)
+        self._mixes, self._detached, self._arrays = Mixes(), run.get(DetachedLeaves), run.get(Arrays)
         self._behind = self._notes(_torch.WeakTensors())
         self._given = self._notes(dict[int, int]())
         self._shared = self._notes(_torch.WeakTensors())
@@ -134,10 +135,12 @@ class OwnOperands(RoundDetector):
         (storage, _, place), (others, _, other) = map(_torch.weak_identity, given)
         is_whole = target.untyped_storage().nbytes() == target.numel() * target.element_size()
         is_as_taken = op in _COMPARES and any(map(self._detached.is_as_taken, given))
-        if ((storage, place) == (others, other) or is_mixed) and is_whole and not is_as_taken:
+        is_array = storage != others and self._arrays.is_of(given[0], given[1])
+        if ((storage, place) == (others, other) or is_array or is_mixed) and is_whole and not is_as_taken:
             is_written = op in _COMPARES and given[0] is not given[1] and self._is_written(storage, stack)
             facts = {**_torch.facts_of(target), "is_leaf": is_leaf, "is_mixed": is_mixed, "is_written": is_written}
             if stack not in self._own:
+                facts["is_array"] = is_array
                 self._own[stack] = op, {**facts, "lent": self._lent_at(storage)}
             if op == "copy_":
                 writes = reversed(logged_writes(self._core))
@@ -404,9 +407,10 @@ def _compared(frame: Frame, facts: dict[str, Any], twice: int) -> tuple[str, str
     What a call returns has no name; it counts where the memory was written: ``quantised(w) - w``.
     """
     names = [re.sub(r"\.(data|detach\(\))", "", one) for one in source.operand_expressions(frame)]
-    if len(names) == 1 and facts["is_written"]:
-        called = source.called_operand(frame)
-        names = names if called is None else [called, *names]
+    called = source.called_operand(frame) if len(names) == 1 and (facts["is_written"] or facts["is_array"]) else None
+    if called is not None:
+        array = _OF_ARRAY.fullmatch(called) if facts["is_array"] else None
+        names = [called, *names] if array is None else [*names, array[1]]
     line = source.source_line(frame.file, frame.line) or ""
     is_leaf = facts["is_leaf"] or any(f"{one}.data" in line for one in names)
     if len(names) != 2 or names[0] == names[1]:

@@ -32,6 +32,7 @@ import torch
 
 from gradsan import _torch, source
 from gradsan.detect.changed_values import ChangedValues
+from gradsan.detect.exports import Exports
 from gradsan.detect.gradients.kept_gradients import COMPREHENSIONS
 from gradsan.detect.meaning.callers_values import given_to
 from gradsan.graph import naming
@@ -291,6 +292,27 @@ class DetachedLeaves:
         storage, steps = _torch.storage_or_none(tensor), (one for one in self._steps.steps if one.clock > known[1])
         written = {raw.storage for raw in logged_writes(self._core, known[1])}
         return storage not in written.union(*(one.storages for one in steps))
+
+
+class Arrays:
+    """NumPy arrays that are the memory of a tensor: ``anchor = p.detach().numpy()``, and tensors made of them."""
+
+    def __init__(self, run: Run) -> None:
+        """Read from the exports and the steps of ``run``."""
+        self._exports, self._steps = run.get(Exports), run.steps
+
+    def is_of(self, one: torch.Tensor, other: torch.Tensor) -> bool:
+        """Whether a tensor was made of an array over the other's memory, which a step has updated since."""
+        if not self._exports.any or not one.is_cpu or not other.is_cpu or one.shape != other.shape:
+            return False
+        if _torch.memory_of(one) != _torch.memory_of(other) or one.storage_offset() != other.storage_offset():
+            return False
+        for storage in map(_torch.storage_or_none, (one, other)):
+            export = self._exports.of(storage)
+            taken = (record for record in self._steps.steps if export is not None and record.clock > export.taken > 0)
+            if any(storage in record.storages for record in taken):
+                return True
+        return False
 
 
 def reads_at(known: Failure, frame: Frame) -> bool:

@@ -223,6 +223,10 @@ def _copied_of_function(source: SourceFile, call: ast.Call, returned: ast.expr) 
     """Copies of the result of ``self.snapshot()`` at the call: other callers may need the tensors themselves."""
     text = source.text(call)
     given = _handed_out(returned)
+    if isinstance(returned, ast.DictComp) and _is_array(returned.value):
+        return Edit(source.span(call), f"{{key: one.copy() for key, one in {text}.items()}}")
+    if isinstance(returned, ast.ListComp) and _is_array(returned.elt):
+        return Edit(source.span(call), f"[one.copy() for one in {text}]")
     if isinstance(returned, ast.DictComp) or (given is not None and leaf_name(given.func) == "state_dict"):
         return Edit(source.span(call), f"{{key: one.detach().clone() for key, one in {text}.items()}}")
     if isinstance(returned, ast.ListComp) or (given is not None and leaf_name(given.func) not in _NAMED):
@@ -244,8 +248,18 @@ def _handed_out(value: ast.expr) -> ast.Call | None:
     return inner if gives and not inner.args else None
 
 
+def _is_array(value: ast.expr) -> bool:
+    """Whether an expression is ``x.numpy()``."""
+    return isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "numpy"
+
+
 def _cloned(source: SourceFile, value: ast.expr) -> Edit | None:
-    """``.detach().clone()`` on a variable or attribute, or on an expression that is detached already."""
+    """``.detach().clone()`` on a variable or attribute, or on an expression that is detached already.
+
+    An array is copied as such.
+    """
+    if _is_array(value):
+        return Edit.after(source.span(value), ".copy()")
     is_cut = isinstance(value, ast.Attribute) and value.attr == "data"
     if isinstance(value, ast.Call):
         is_cut = isinstance(value.func, ast.Attribute) and value.func.attr == "detach"
