@@ -79,8 +79,8 @@ def assignments(frame: Frame, path: str) -> tuple[tuple[str, Frame], ...]:
 def is_bound_by_choice(frame: Frame, path: str) -> bool:
     """Whether the file binds ``path`` by a condition: ``b = deepcopy(a) if c else a``, or in both branches of an if.
 
-    A branch that has ``frame`` in it is another matter: ``buf = p.grad`` in the first round, ``buf.add_(p.grad)`` in the
-    others.
+    A branch that has ``frame`` in it is another matter: ``buf = p.grad`` in the first round, ``buf.add_(p.grad)`` in
+    the others.
     """
     here = statement_at(frame)
     for part, place in assignments(frame, path):
