@@ -39,7 +39,7 @@ from gradsan.diagnose.failures.freed_values import (
 )
 from gradsan.diagnose.failures.shared_forward import shared
 from gradsan.diagnose.names import shared_level
-from gradsan.model import Clue, Diagnosis, Failure, Fix, Message, PathClue, Site
+from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Message, PathClue, Site
 
 SUM_CUT = "help.detach_sum_how"
 
@@ -206,13 +206,26 @@ def _of_another_item(case: Case) -> Case | None:
     made = () if case.bridge.site is None else case.bridge.site.user_frames
     stack = () if case.needed.site is None else case.needed.site.user_frames
     level = shared_level(made, stack)
-    if not 0 <= level < min(len(made), len(stack)) or not source.is_target_of_loop(used, case.name, made[level]):
-        return None
-    if stack[level] != used and not source.in_same_loops(made[level], stack[level]):
+    looped = _loop_over(case.name, made[level], stack[level:]) if 0 <= level < min(len(made), len(stack)) else None
+    if looped is None or (stack[level] != looped and not source.in_same_loops(made[level], stack[level])):
         return None  # the function of the loop runs in rounds of its own
     bound = None if first.site is None else source.bound_name(first.site.user_frames)
     name, bound_at = (Message("label.shared_value"), None) if bound is None else bound
     return replace(case, bridge=first, saved=first, name=name, bound_at=bound_at)
+
+
+def _loop_over(name: str, made: Frame, stack: Sequence[Frame]) -> Frame | None:
+    """The innermost frame of a stack with a loop over a value made beside that loop.
+
+    The value is called ``name`` there, or in the function at the end of the stack.
+    """
+    passed: str | None = name
+    for place in range(len(stack) - 1, -1, -1):
+        frame = stack[place]
+        if any(source.is_target_of_loop(frame, one, made) for one in {name, passed or name}):
+            return frame
+        passed = None if passed is None or not place else source.callers_expression(passed, frame, stack[place - 1])
+    return None
 
 
 def _is_one_round(needed: Clue, freed_by: Clue, bridge: Clue) -> bool:
