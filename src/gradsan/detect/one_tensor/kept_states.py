@@ -8,10 +8,14 @@ that again and again gives a module the state of another name, ``target.load_sta
 two modules. A state that was kept as the best one, in a branch that also keeps the score, is no longer that after an
 update: it is saved, or given to another module.
 
-Rows: ``state_restored_itself``, ``states_are_one``, ``state_of_now``. Roles: ``bound`` (where the state was taken),
-``written`` (where it is given or saved, or one is asked for again; ``name`` of the state; ``values``: ``shape``,
-``dtype``, ``device``, ``module``, the class of the module). And the row of an update that computes with itself
-(``own_operands.py``).
+So do optimizers return their own tensors, and ``load_state_dict`` of an optimizer takes what it is given without a
+copy: an optimizer that is given another's state shares it from then on. Reported where both have stepped since, with
+parameters of their own.
+
+Rows: ``state_restored_itself``, ``states_are_one``, ``state_of_now``, ``optimizer_state_shared``. Roles: ``bound``
+(where the state was taken), ``written`` (where it is given or saved, or one is asked for again; ``name`` of the state;
+``values``: ``shape``, ``dtype``, ``device``, ``module``, the class of the module or optimizer). And the row of an
+update that computes with itself (``own_operands.py``).
 """
 
 from __future__ import annotations
@@ -20,12 +24,13 @@ import collections
 import itertools
 import sys
 import weakref
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from gradsan import _torch, source
 from gradsan.detect.one_tensor.own_operands import OwnOperands
@@ -39,6 +44,7 @@ from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import is_of_program, symbolise
 
 RESTORED, ONE, NOW = "state_restored_itself", "states_are_one", "state_of_now"
+SHARED = "optimizer_state_shared"
 _TENSORS, _STATES, _SEARCHES = 16, 256, 32
 _COPIES = frozenset({"copy_", "__setitem__"})
 
@@ -49,16 +55,28 @@ class _State(NamedTuple):
     ``is_best`` says whether a branch that compares scores keeps it; integers are most likely counters.
     """
 
-    module: weakref.ref[nn.Module]
+    module: weakref.ref[Any]
     stack: RawStack
     clock: int
     tensors: tuple[tuple[weakref.ref[Any], int], ...]
     is_best: bool
+    identity: int = 0
+    """The ``id`` of the dict, for an optimizer: another one, of a later call, has the same tensors."""
 
     def tensor(self) -> Any:
         """Return one of the tensors that is still alive and has been written since; None where there is none."""
         held = ((one(), version) for one, version in self.tensors)
         return next((one for one, version in held if one is not None and int(one._version) > version), None)
+
+
+class _Shared(NamedTuple):
+    """The optimizers that have one state tensor since ``load_state_dict`` of the first, and its name in their state."""
+
+    optimizers: tuple[weakref.ref[Optimizer], weakref.ref[Optimizer]]
+    tensor: weakref.ref[Any]
+    name: str
+    stack: RawStack
+    clock: int
 
 
 class KeptStates(Finder):
@@ -68,7 +86,8 @@ class KeptStates(Finder):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self._operands, self._steps = run.get(OwnOperands), run.steps
+        self._operands, self._steps, self._optimizers = run.get(OwnOperands), run.steps, run.stepped_optimizers
+        self._shared = self._notes(list[_Shared]())
         self._states = self._notes(list[_State]())
         self._scores = self._notes(dict[RawStack, frozenset[str]]())
         self._given_own = self._notes(dict[Hashable, tuple[int, int, int]]())
@@ -106,9 +125,80 @@ class KeptStates(Finder):
                 stack, held = core.stack(1), args[0] if args else kwargs.get("obj")
                 guard(lambda: self._used(held, stack, "save"))
 
+        def step_state_given(_: Any, args: tuple[Any, ...], __: dict[str, Any], state: Any) -> None:
+            if not _torch.is_compiling():
+                stack = core.stack(1)
+                guard(lambda: self._note_state_of(args[0], state, stack))
+
+        def step_state_taken(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool | None:
+            if not args or _torch.is_compiling():
+                return None
+            stack, state = core.stack(1), args[1] if len(args) > 1 else kwargs.get("state_dict")
+            guard(lambda: self._given_back(args[0], state, stack))
+            return True
+
+        def has_taken_step_state(_: bool, args: tuple[Any, ...], __: dict[str, Any], ___: Any) -> None:
+            stack = core.stack(1)
+            guard(lambda: self._note_shared(args[0], stack))
+
+        step_states = standing(Optimizer, "state_dict"), standing(Optimizer, "load_state_dict")
+        patches.set(Optimizer, "state_dict", core.listener(step_states[0], None, step_state_given))
+        patches.set(Optimizer, "load_state_dict", core.listener(step_states[1], step_state_taken, has_taken_step_state))
         patches.set(torch, "save", core.listener(standing(torch, "save"), saved, None))
         patches.set(nn.Module, "state_dict", core.listener(give, None, given))
         patches.set(nn.Module, "load_state_dict", core.listener(take, taken, has_taken))
+
+    def settle(self) -> None:
+        """Report, as watching ends, the optimizers that have both stepped since they share a state."""
+        for one in self._shared:
+            pair, tensor = [weak() for weak in one.optimizers], one.tensor()
+            stepped = {record.identity for record in self._steps.steps if record.clock > one.clock}
+            if tensor is None or not stepped.issuperset(map(id, pair)) or one.stack in self._described:
+                continue
+            if all(any(it is tensor for _, it in _state_tensors(held)) for held in pair if held is not None):
+                self._described.add(one.stack)
+                site = symbolise(one.stack)
+                frame = site.user_frame
+                given = None if frame is None else source.state_given(frame) or source.first_argument(frame)
+                other = given or type(pair[1]).__name__
+                values = {**_torch.facts_of(tensor), "module": type(pair[0]).__name__, "given": other}
+                written = Clue("written", site, name=one.name, op="load_state_dict", values=values)
+                self._found(Failure(SHARED, "", "", site, (written,), raised=False))
+
+    def _note_state_of(self, optimizer: Optimizer, state: Any, stack: RawStack) -> None:
+        """Note the tensors that ``optimizer.state_dict()`` has returned."""
+        if is_of_program(stack) and isinstance(state, Mapping):
+            tensors = [one for _, one in _state_tensors(optimizer)][:_TENSORS]
+            noted = tuple((_torch.weak_tensor(one), int(one._version)) for one in tensors)
+            kept = [one for one in self._states if any(weak() is not None for weak, _ in one.tensors)]
+            taken = _State(weakref.ref(optimizer), stack, self._core.clock, noted, False, id(state))
+            self._states[:] = [*kept[-_STATES:], taken]
+
+    def _given_back(self, optimizer: Optimizer, state: Any, stack: RawStack) -> None:
+        """Report a state that an optimizer is given back, and that its steps have changed since it was taken."""
+        if not is_of_program(stack):
+            return
+        given = {id(one) for one in _torch.tensors_in(state)}
+        kept = next((one for one in reversed(self._states) if one.identity == id(state)), None)
+        if kept is None or kept.module() is not optimizer or id(kept.tensor()) not in given:
+            return
+        if any(one.clock > kept.clock for one in self._steps.steps):
+            site = symbolise(stack)
+            name = None if site.user_frame is None else source.first_argument(site.user_frame)
+            self._tell(RESTORED, kept, site, name or "state_dict")
+
+    def _note_shared(self, optimizer: Optimizer, stack: RawStack) -> None:
+        """Note which optimizer of other parameters has the tensors that this one has just taken."""
+        own = {id(one): name for name, one in _state_tensors(optimizer) if one.dim()}
+        trained = set(map(id, _torch.parameters_of(optimizer)))
+        for other in self._optimizers() if own and is_of_program(stack) else ():
+            if other is optimizer or not trained.isdisjoint(map(id, _torch.parameters_of(other))):
+                continue
+            shared = next((one for _, one in _state_tensors(other) if id(one) in own), None)
+            if shared is not None:
+                pair, clock = (weakref.ref(optimizer), weakref.ref(other)), self._core.clock
+                self._shared.append(_Shared(pair, _torch.weak_tensor(shared), own[id(shared)], stack, clock))
+                del self._shared[:-_STATES]
 
     def _given(self, module: nn.Module, state: Any, stack: RawStack, frame: FrameType) -> None:
         if not is_of_program(stack) or not isinstance(state, Mapping):
@@ -265,11 +355,20 @@ class KeptStates(Finder):
         tensor = kept.tensor()
         module = kept.module()
         values = {**_torch.facts_of(tensor), "module": type(module).__name__}
+        values["is_nested"] = isinstance(module, Optimizer)
         clues = (
             Clue("bound", symbolise(kept.stack), name=name),
             Clue("written", site, name=name, op=op, values=values),
         )
         self._found(Failure(row, "", "", site, clues, raised=False))
+
+
+def _state_tensors(optimizer: Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in the state of an optimizer, with their names: ``exp_avg``."""
+    for held in optimizer.state.values():
+        for name, one in held.items() if isinstance(held, Mapping) else ():
+            if type(one) in _torch.PLAIN_TENSORS:
+                yield str(name), one
 
 
 def _has_hooks(module: nn.Module) -> bool:

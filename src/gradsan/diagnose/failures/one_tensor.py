@@ -193,6 +193,7 @@ def kept_state(failure: Failure) -> Diagnosis | None:
     if bound is None or written is None or not written.name:
         return None
     values = {"name": written.name, "module": written.values["module"]}
+    is_nested = bool(written.values.get("is_nested"))
     return _warning(
         failure,
         values,
@@ -201,5 +202,20 @@ def kept_state(failure: Failure) -> Diagnosis | None:
             *parts.label_of(written, "written", f"label.{failure.row}_written", values),
         ),
         tensor=parts.tensor_of(written),
-        help_key="help.state_copied",
+        help_key="help.optimizer_state_copied" if is_nested else "help.state_copied",
+    )
+
+
+def shared_state(failure: Failure) -> Diagnosis | None:
+    """GS216, a warning, for the state of an optimizer that another one has taken without a copy."""
+    written = failure.clue("written")
+    if written is None:
+        return None
+    values = {"name": written.name, "module": written.values["module"], "given": written.values["given"]}
+    return _warning(
+        failure,
+        values,
+        labels=parts.label_of(written, "written", f"label.{failure.row}", values),
+        tensor=parts.tensor_of(written, written.name),
+        help_key="help.optimizer_state_copied",
     )

@@ -69,17 +69,18 @@ def _is_asked_for_tensors(scope: Scope, node: ast.expr) -> bool:
 
 
 def copy_state_where_taken(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """A copy of each tensor where ``best = model.state_dict()`` keeps the module's own."""
+    """A copy of each tensor where ``best = model.state_dict()`` keeps the module's own; of an optimizer's, of all."""
     advice, taken = blocks.advice(diagnosis, "copy_second_name"), blocks.first(diagnosis, "note")
     found = None if taken is None else expression_at(taken.frame)
-    if advice is None or advice.summary.key != "help.state_copied" or found is None:
+    keys = ("help.state_copied", "help.optimizer_state_copied")
+    if advice is None or advice.summary.key not in keys or found is None:
         return ()
     parent, field = found.source.parents[found.node]
     # Where the frame has no columns of the call, the position is that of ``net.state_dict``.
     value = parent if field == "func" else found.node
     if not isinstance(value, ast.Call) or leaf_name(value.func) != "state_dict" or _handed_out(value) is None:
         return ()
-    lines, _ = _copied(found.source, value, False)
+    lines, _ = _copied(found.source, value, False, is_nested=advice.summary.key == keys[1])
     values = {**advice.summary.values, "value": found.source.text(value)}
     return (blocks.fix("copy_second_name", lines, "copy_state", **values),) if lines else ()
 
@@ -170,7 +171,7 @@ def _part(target: ast.expr, walked: ast.expr, key: str) -> ast.expr | None:
     return walked if any(chain_key(one) == key for one in names) else None
 
 
-def _copied(source: SourceFile, value: ast.expr, is_module: bool) -> tuple[Lines, ast.expr]:
+def _copied(source: SourceFile, value: ast.expr, is_module: bool, *, is_nested: bool = False) -> tuple[Lines, ast.expr]:
     """The line of ``value`` with a copy, and with an import if needed, and the copied expression.
 
     Empty where the source shows no alias.
@@ -182,7 +183,7 @@ def _copied(source: SourceFile, value: ast.expr, is_module: bool) -> tuple[Lines
         edit = _cloned(source, kept)
     elif isinstance(value, ast.Call) and leaf_name(value.func) == "copy" and imported_as(source, "copy"):
         edit = Edit(source.span(value.func), f"{imported_as(source, 'copy')}.deepcopy")
-    elif (given := _handed_out(value)) is not None:
+    elif (given := _handed_out(value)) is not None and not is_nested:
         text = source.text(given)
         named = leaf_name(given.func) in _NAMED
         items = f"{text}.items()" if leaf_name(given.func) == "state_dict" else text
@@ -194,7 +195,7 @@ def _copied(source: SourceFile, value: ast.expr, is_module: bool) -> tuple[Lines
         edit = Edit(source.span(value), anew)
     elif isinstance(value, ast.Call) and (returned := _returned(source, value)) is not None:
         edit = _copied_of_function(source, value, returned)
-    elif is_module and isinstance(value, ast.Name | ast.Attribute | ast.Subscript):
+    elif is_nested or (is_module and isinstance(value, ast.Name | ast.Attribute | ast.Subscript)):
         needs_copy = imported_as(source, "copy") is None
         edit = Edit(source.span(value), f"{imported_as(source, 'copy') or 'copy'}.deepcopy({source.text(value)})")
     else:
