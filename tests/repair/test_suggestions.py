@@ -202,6 +202,30 @@ def test_a_view_that_the_block_reads_is_recorded_where_it_stands(program):
     ]
 
 
+def test_the_function_that_returned_a_view_records(program, tmp_path):
+    file = program("""
+        from parts import first, last
+        part = first(x)
+        rest = last(x)
+        part.mul_(2)
+    """)
+    parts = tmp_path / "parts.py"
+    parts.write_text("""import torch
+
+@torch.no_grad()
+def first(x):
+    return x[:1]
+
+@cached
+@torch.inference_mode
+def last(x):
+    return x[-1:]
+""")
+    for line, gone in ((2, "@torch.no_grad()\n"), (3, "@torch.inference_mode\n")):
+        found = views.record_view(diagnosis("unrecorded_view_written", ("created", None, (at(file, line),))))
+        assert patched(found, str(parts)) == [parts.read_text().replace(gone, "")]
+
+
 def test_views_come_after_the_write_to_their_base(program):
     file = program("""
         left, right = x.unbind(1)

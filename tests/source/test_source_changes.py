@@ -56,6 +56,11 @@ OUT_OF_PLACE = [
     ("d['k'] *= y", "__imul__", "d['k'] = d['k'] * y"),
     ("if True: x += y  # stays", "__iadd__", "if True: x = x + y  # stays"),
     ("if True:\n\tx += y", "__iadd__", "\tx = x + y"),
+    (
+        "q = [x + 1, y + 1]\ntorch._foreach_mul_(q, 2.0)\nz = q[0] + q[0]",
+        "_foreach_mul_",
+        "q = torch._foreach_mul(q, 2.0)",
+    ),
     ("x.add_(y)", "add_", "x = x.add(y)"),
     ("x.add_(y, alpha=2)  # note", "add_", "x = x.add(y, alpha=2)  # note"),
     ("x.mul_(2).sigmoid_()", "mul_", "x = x.mul(2).sigmoid()"),
@@ -235,6 +240,7 @@ def test_notes_say_who_keeps_the_old_value(tmp_path, text, notes):
     ("body", "op", "line", "new"),
     [
         ("x[0] = v[0]", "__setitem__", "x = x.clone()", True),
+        ("q = [x + 1, y + 1]\ntorch._foreach_mul_(q, 2.0)", "_foreach_mul_", "q = [t.clone() for t in q]", True),
         ("box.h[0] = v[0]", "__setitem__", "box.h = box.h.clone()", True),
         ("d['k'][0] = v[0]", "__setitem__", "d['k'] = d['k'].clone()", True),
         ("if True:\n    x[:, 0].mul_(2)", "mul_", "    x = x.clone()", True),

@@ -157,6 +157,15 @@ def cut_read(used: Site, taken: Sequence[Site], held: Sequence[Held]) -> Fix | N
     return None
 
 
+def written_with_graph(name: str, made: Sequence[Site], carrier: Carrier | None) -> Fix:
+    """The writes that gave a parameter a graph, under ``no_grad``: no other tensor can take its place in the module."""
+    stacks = [site.user_frames for site in made]
+    stacks += [(carrier.bound_at,)] if carrier is not None and carrier.bound_at is not None else []
+    found = (source.all_under_no_grad(one, name.rpartition(".")[2]) for one in stacks)
+    lines = next(filter(None, found), ())
+    return Fix.worded("help.parameter_unrecorded", {"name": name}, lines, kind="no_grad")
+
+
 def cut_term(
     fixes: tuple[Fix, ...], updated: Site | None, carrier: Carrier | None, made: Sequence[Site]
 ) -> tuple[Fix, ...]:

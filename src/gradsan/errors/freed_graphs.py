@@ -93,6 +93,7 @@ def gather_second_backward(context: Context) -> tuple[Clue, ...]:
                 "younger": "" if join.younger is None else join.younger.name(),
                 "cached": cached is not None,
                 "numbers": naming.numbers_in(context.frame),
+                "parameter": naming.parameter_over(join.older, context.frame),
                 "made_after": younger is not None and younger >= by.sequence,
                 "is_term": not walk.meets_parameters(order, join.older),
                 # A number built once is a term of the loss: as a constant, it would have no effect.

@@ -247,6 +247,7 @@ def bridge_over(
         older=cut.older.name(),
         younger=cut.younger.name(),
         name=naming.name_of_output(cut.older, frame),
+        parameter=naming.parameter_over(cut.older, frame),
         taken_near=borrowed.sites_near(core, cut.younger, backward.thread),
         made_near=borrowed.sites_near(core, cut.older, backward.thread),
         forward_ran_again=made is not None and made.is_exact and core.ran_since(made.stack, moment, made.thread),

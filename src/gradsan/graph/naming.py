@@ -90,6 +90,13 @@ def names_of_outputs(nodes: Iterable[Node], frame: FrameType | None) -> dict[Nod
     return {node: found.path for node, found in best.items()}
 
 
+def parameter_over(node: Node, frame: FrameType | None) -> str | None:
+    """Return the name of a live parameter whose graph leads back to ``node``: it was written with a graph."""
+    found = [one for one in search(frame, lambda t: t.grad_fn is not None) if isinstance(one.tensor, nn.Parameter)]
+    leading = walk.lead_to(walk.roots_of(one.tensor for one in found), node) if found else ()
+    return next((one.path for one in found if one.tensor.grad_fn in leading), None)
+
+
 def held_graphs(nodes: Sequence[Node], frame: FrameType | None, moment: int) -> tuple[Held, ...]:
     """Return the live variables of the user's frames whose graph leads back to one of ``nodes``; nearer ones first.
 

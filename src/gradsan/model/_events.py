@@ -141,6 +141,7 @@ class Bridge:
     of the graph: that is of an earlier round. ``held`` are the live variables whose graph leads back to the overwritten
     value, among them the carried one. ``numbers`` are names of numbers and texts, which carry no state. ``is_term``:
     the tensor enters the loss without being combined with a parameter, as the value of a state, unlike a hidden state.
+    ``parameter`` is the name of a parameter that leads to it, as the program has written something with a graph there.
     """
 
     older: str
@@ -153,6 +154,7 @@ class Bridge:
     is_term: bool = False
     numbers: frozenset[str] = frozenset()
     backward_ran_between: bool = False
+    parameter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

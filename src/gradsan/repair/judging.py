@@ -31,7 +31,7 @@ _KEEPS_VALUES = frozenset(
 MEANT = frozenset(
     {
         *("help.loss_recorded", "help.value_recorded", "help.layer_out_of_place", "help.recompute_perturbed"),
-        "help.sum_before_update",
+        *("help.sum_before_update", "help.parameter_unrecorded"),
     }
 )
 """Messages of kinds that keep values elsewhere: a write past the graph is meant to count, a residual to stay."""

@@ -27,6 +27,8 @@ def operand_overwritten(facts: Facts) -> Diagnosis | None:
     if not facts.writes:
         return None
     explanation = "operand_overwritten_in_compiled" if facts.in_compiled else _kept_by_compiler(facts)
+    if explanation is None and facts.conflict.save.slot is None:
+        explanation = "operand_overwritten_in_list"
     found = fixes.instead_of_overwriting(facts)
     notes: tuple[Message, ...] = ()
     if any(renormalises(write) for write in facts.writes):

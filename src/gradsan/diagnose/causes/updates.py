@@ -13,7 +13,7 @@ from gradsan import source
 from gradsan.diagnose import build, carriers, fixes
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.collected import BuiltOnce, anew_or_cut, detach_held, detach_other_network, forget_collected
-from gradsan.diagnose.facts import Facts, examine, stack_of
+from gradsan.diagnose.facts import Facts, examine, is_update, stack_of
 from gradsan.diagnose.names import shared_level
 from gradsan.model import Bridge, Diagnosis, Fix, Frame, Label, Message, Site, Write
 
@@ -176,13 +176,16 @@ def _follows_others(facts: Facts) -> bool:
 def state_carried_over(facts: Facts) -> Diagnosis | None:
     """Recognise an update, a bridge across it, and a repeated round: forward on this side, backward on both."""
     bridge = facts.conflict.bridge
-    if not facts.updates or bridge is None or not bridge.forward_ran_again:
+    # A recorded write of the parameter itself is no step over which it was carried.
+    parameter = bridge.parameter if bridge is not None and any(map(is_update, facts.updates)) else None
+    if not facts.updates or bridge is None or not (bridge.forward_ran_again or parameter):
         return None
     carrier = carriers.find(facts.conflict.use.site, bridge)
     is_next = carrier is not None and (bridge.backward_ran_between or _crosses_rounds(facts, carrier, bridge))
-    if not is_next and not _went_back_before(facts):
+    if not is_next and parameter is None and not _went_back_before(facts):
         return None
-    shown: str | Message = carrier.name if carrier is not None else Message("label.unnamed_state")
+    shown: str | Message = Message("label.unnamed_state") if carrier is None else carrier.name
+    shown = parameter or shown
     use, save = facts.conflict.use, facts.conflict.save
     used = Message("label.used_across_step", {"bridge": shown, "step": use.step, "earlier": save.step})
     labels = (
@@ -199,6 +202,8 @@ def state_carried_over(facts: Facts) -> Diagnosis | None:
         whole = whole or carriers.cut_read(use.site, bridge.taken_near, bridge.held)
     cut = cut if whole is None else (whole,)
     cut = carriers.cut_term(cut, updated, carrier, bridge.made_near) if bridge.is_term else cut
+    if parameter is not None:
+        cut = (carriers.written_with_graph(parameter, bridge.made_near, carrier),)
     return build.diagnosis(
         facts,
         "GS111",

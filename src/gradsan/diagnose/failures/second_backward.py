@@ -71,6 +71,8 @@ def second_backward(failure: Failure) -> Diagnosis | None:
         return _once(case if isinstance(case.name, str) or kept_by is None else replace(case, name=kept_by))
     if bridge.values.get("made_after") and bridge.values.get("ran_again"):
         return _carried(case_of(failure, needed, freed_by, bridge, is_carried=True))
+    if bridge.values.get("parameter"):
+        return _carried(case_of(failure, needed, freed_by, bridge, is_carried=True))
     case = case_of(failure, needed, freed_by, bridge)
     if bridge.values.get("made_after") and _same_line(needed.site, freed_by.site):
         other = _of_another_item(case)
@@ -86,6 +88,9 @@ def _carried(case: Case) -> Diagnosis:
         changed = carriers.cut(case.needed.site, case.updated, case.carrier)
     lines = () if changed is None else source.changed_lines(changed[1].file, changed[0])
     values = {"bridge": case.name}
+    if isinstance(parameter := case.bridge.values.get("parameter"), str):
+        made = tuple(one.site for one in case.failure.clues_of("bridge_made") if one.site is not None)
+        return diagnosis_of(case, CARRIED, (carriers.written_with_graph(parameter, made, case.carrier),), GROWS)
     used = case.needed.site
     forgotten = None if used is None else forget_collected(used, case.updated, held_of(case.failure))
     if forgotten is not None:

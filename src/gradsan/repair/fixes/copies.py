@@ -16,7 +16,7 @@ from gradsan.source.flow.collected import is_kept_each_round
 from gradsan.source.flow.targets import Target, target_at
 from gradsan.source.identifiers import imported_as, leaf_name
 from gradsan.source.locate import Expression, expressions_at
-from gradsan.source.rewrite.copied import clone_argument, clone_given, clone_returned
+from gradsan.source.rewrite.copied import clone_argument, clone_given, clone_returned, cloned
 from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.rewrite.out_of_place import out_of_place, recorded
 from gradsan.source.rewrite.rebinding import can_rebind, notes_on_rebinding
@@ -42,7 +42,7 @@ def clone_before_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         return ()
     line = source.span(loop).line
     head = source.lines[line - 1][: source.span(loop).column - 1]
-    text = f"{head}{name} = {name}.clone()\n{source.lines[line - 1]}"
+    text = f"{head}{name} = {cloned(name, written[0].op or '')}\n{source.lines[line - 1]}"
     return (replace(copy, lines=blocks.lines_changed(source, {line: text})),)
 
 

@@ -9,17 +9,20 @@ import ast
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from gradsan.model import Diagnosis, Fix, Label, Lines
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Change, Edit, changed_lines, text_with
+from gradsan.source.flow.cuts import mode_of
 from gradsan.source.identifiers import chain_key, leaf_name, local_nodes
 from gradsan.source.locate import statement_at
 from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.rewrite.out_of_place import out_of_place
 from gradsan.source.rewrite.suggest import clone_before
-from gradsan.source.tree import SourceFile, indentation_of
+from gradsan.source.tree import SourceFile, indentation_of, read_source
 
+_FOLDERS_UP = 3
 _SAFE_TO_READ_TWICE = (ast.Name, ast.Attribute)
 
 
@@ -122,7 +125,38 @@ def record_view(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         ):
             lines = _behind(place, block) or _recorded_in_place(place)
             return (blocks.fix("move_view_out_of_no_grad", lines),)
+    lines = _without_decorator(made)
+    return (blocks.fix("move_view_out_of_no_grad", lines),) if lines else ()
+
+
+def _without_decorator(made: Label) -> Lines:
+    """The function that returned the view, in this file or one that it imports from, without ``@torch.no_grad()``."""
+    at = statement_at(made.frame)
+    call = at.node.value if at is not None and isinstance(at.node, ast.Assign) else None
+    name = leaf_name(call.func) if isinstance(call, ast.Call) else None
+    if at is None or name is None:
+        return ()
+    for source in filter(None, (at.source, _imported_from(at.source, name))):
+        functions = [one for one in source.nodes if isinstance(one, ast.FunctionDef) and one.name == name]
+        if len(functions) != 1:
+            continue
+        switches = [one for one in functions[0].decorator_list if mode_of(one) is not None]
+        span = source.span(switches[0]) if len(switches) == 1 else None
+        if span is not None and source.lines[span.line - 1].strip() == f"@{source.text(switches[0])}":
+            return blocks.lines_changed(source, {span.line: ""})
     return ()
+
+
+def _imported_from(source: SourceFile, name: str) -> SourceFile | None:
+    """The file of the program from which another imports ``name``: ``from .patches import patchify``."""
+    for node in (one for one in source.nodes if isinstance(one, ast.ImportFrom)):
+        if not node.module or all(one.asname or one.name != name for one in node.names):
+            continue
+        above = Path(source.file).parents
+        folders = above[node.level - 1 : node.level] if node.level else above[:_FOLDERS_UP]
+        found = (read_source(str(one.joinpath(*node.module.split(".")).with_suffix(".py"))) for one in folders)
+        return next(filter(None, found), None)
+    return None
 
 
 def _returned_by_call(made: Label, diagnosis: Diagnosis) -> Iterator[blocks.Placed]:

@@ -98,6 +98,12 @@ def clone_returned(frame: Frame) -> tuple[str, Change] | None:
     return None
 
 
+def cloned(name: str, op: str) -> str:
+    """``x.clone()``; of a list whose tensors a ``_foreach`` operation writes, a list of copies."""
+    is_list = op.rpartition("::")[2].startswith("_foreach_")
+    return f"[t.clone() for t in {name}]" if is_list else f"{name}.clone()"
+
+
 def value_and_clone(source: SourceFile, statement: ast.stmt, name: str, notes: tuple[str, ...]) -> Change | None:
     """``value = y[i] * s``, ``y = y.clone()`` and ``y[i] = value`` instead of ``y[i] = y[i] * s``.
 

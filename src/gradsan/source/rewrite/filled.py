@@ -1,14 +1,21 @@
-"""Tensors that a loop fills by parts, with the graph of what is stored, for rounds that come later."""
+"""Tensors written in place, with the graph of what is stored, for rounds that come later: filled ones, parameters."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 
-from gradsan.model import Frame
-from gradsan.source.change import Change, Edit, edited
-from gradsan.source.identifiers import assigned_names, chain_key, consumed_names, local_nodes
+from gradsan.model import Frame, Lines
+from gradsan.source.change import Change, Edit, changed_lines, edited
+from gradsan.source.flow.writing import written_root
+from gradsan.source.identifiers import assigned_names, chain_key, consumed_names, leaf_name, local_nodes
 from gradsan.source.locate import statement_at
+from gradsan.source.methods import is_inplace_method
+from gradsan.source.rewrite.updates import under_no_grad
+from gradsan.source.tree import SourceFile
 
+_SWITCHES = frozenset({"no_grad", "inference_mode"})
+_WRITING_NO_VALUE = frozenset({"requires_grad_", "detach_", "share_memory_"})
 _STEPS_BACK = 2
 
 
@@ -57,3 +64,50 @@ def _filled(target: ast.expr) -> list[str]:
         return [name for one in target.elts for name in _filled(one)]
     key = chain_key(target.value) if isinstance(target, ast.Subscript) else None
     return [] if key is None else [key]
+
+
+def all_under_no_grad(stack: Sequence[Frame], attribute: str) -> Lines:
+    """``Fix.lines`` of the statement of the stack that writes ``….attribute`` in place, under ``no_grad``.
+
+    With it all others of its class, or of the file, that write the same. Empty where one of them shares its lines.
+    """
+    for frame in reversed(stack):
+        statement = statement_at(frame)
+        target = None if statement is None else _written(statement.node)
+        if statement is None or target is None or target.rpartition(".")[2] != attribute:
+            continue
+        source = statement.source
+        owner = source.owner_class(statement.node) or source.module
+        found: dict[tuple[str, int], str] = {}
+        for node in (one for one in ast.walk(owner) if isinstance(one, ast.stmt) and _written(one) == target):
+            span = source.span(node)
+            if (source.file, span.line) in found or _is_unrecorded(source, node):
+                continue
+            place = Frame(frame.file, span.line, source.scope_name(node), span.column, span.end_line, span.end_column)
+            lines = changed_lines(source.file, under_no_grad(place))
+            if not lines:
+                return ()
+            found |= {(file, line): text for file, line, text in lines}
+        return tuple((*at, text) for at, text in sorted(found.items()))
+    return ()
+
+
+def _written(node: ast.stmt) -> str | None:
+    """``self.base.weight`` of a statement that writes it, or a part of it, in place."""
+    call = node.value if isinstance(node, ast.Expr) else None
+    if written_root(node) is None or (isinstance(call, ast.Call) and leaf_name(call.func) in _WRITING_NO_VALUE):
+        return None
+    parts = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None) or node.value]  # type: ignore[attr-defined]
+    target: ast.AST = parts[0]
+    while isinstance(target, ast.Subscript | ast.Call) or is_inplace_method(getattr(target, "attr", "")):
+        target = target.func if isinstance(target, ast.Call) else target.value  # type: ignore[attr-defined]
+    return chain_key(target)
+
+
+def _is_unrecorded(source: SourceFile, node: ast.stmt) -> bool:
+    """Whether autograd is switched off around the statement, by a block or by a decorator of its function."""
+    switches: list[ast.expr] = []
+    for around, _ in source.ancestors(node):
+        switches += [item.context_expr for item in around.items] if isinstance(around, ast.With) else []
+        switches += around.decorator_list if isinstance(around, ast.FunctionDef) else []
+    return any(leaf_name(one.func if isinstance(one, ast.Call) else one) in _SWITCHES for one in switches)

@@ -386,7 +386,8 @@ def _function(source: SourceFile, call: ast.Call) -> list[Edit] | None:
         path is None
         or name is None
         or name in CHANGING_METADATA | OVERWRITING | WITHOUT_COUNTERPART
-        or name.startswith("_")
+        or (name.startswith("_") and not name.startswith("_foreach_"))
+        or name in ("_foreach_copy_", "_foreach_zero_")
     ):
         return None
     is_plain = path.rsplit(".", 1)[0] in ("torch", "torch.nn.functional", "torch.special", "torch.Tensor")
