@@ -3,7 +3,8 @@
 Autograd records the write, so that gradients are those of the computation; but the value is another one.
 Checked at the 1st, 2nd and 4th backward of a line: an in-place layer of torch's whose result several operations
 use, one of them where the program reads the layer's argument by a name that was bound before the call, or out of a
-list or a dict that held it when the layer wrote (checked at the second look): the features that a hook has kept.
+list or a dict that held it when the layer wrote (checked at the second look): the features that a hook has kept. Where
+the list was filled anew since, or has died, a read counts that found the value in containers alone, once in each.
 
 Row: ``input_reused``. Roles: ``written`` (the call; ``name`` is the argument, ``op`` the in-place operation;
 ``values``: ``shape``, ``dtype``, ``device``), ``read`` (where it is read again; ``name`` is the name there).
@@ -23,15 +24,16 @@ from gradsan.graph import naming, walk
 from gradsan.model import Clue, Frame, Site
 from gradsan.record.detector import Finder, Run
 from gradsan.record.ledger import call_that_made, site_that_made
-from gradsan.record.log import RawWrite
+from gradsan.record.log import RawStack, RawWrite
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
 ROW = "input_reused"
 _ROUNDS = (1, 2, 4)
-_STACKS, _KEEPERS = 256, 16
+_STACKS, _KEEPERS, _READS = 256, 16, 16
 _GRAD_ENABLED = RawWrite._fields.index("grad_enabled")
 _NODES_OF_A_CALL = 3
+_UNKNOWN: tuple[Any, ...] = ((), "?", "?")
 _NOT_NEGATIVE = frozenset(
     {"ReluBackward0", "SigmoidBackward0", "SoftmaxBackward0", "SoftplusBackward0", "ExpBackward0", "AbsBackward0"}
 )
@@ -46,6 +48,12 @@ class ReusedInputs(Finder):
         self._seen = self._notes(set[Hashable]())
         self._keepers = self._notes(dict[Hashable, set[int]]())
         """The containers that held what a call has written, by ``id``; empty before they were looked for."""
+        self._kept = self._notes(dict[int, tuple[_torch.weak_tensor, RawStack]]())
+        """What they held, by ``id``, and the call that has written it."""
+        self._known = self._notes(set[int]())
+        """Those of them that were in no other container when they were next read, as those of a later hook are."""
+        self._reads = self._notes(dict[Hashable, dict[Hashable, str]]())
+        """The reads of what a call has written, where only containers had it, and its path there."""
 
     def forget(self) -> None:
         super().forget()
@@ -68,6 +76,8 @@ class ReusedInputs(Finder):
                 if below is not None:
                     readers.setdefault(below, []).append(number)
         looked_for, judged = set(self._keepers), set[Any]()
+        self._kept.clear()
+        self._known.clear()
         for raw in raws:
             number = None if raw.stack in self._seen else self._made_by(raw, entry.thread, by_number)
             if number is not None:
@@ -113,8 +123,7 @@ class ReusedInputs(Finder):
             if found is None or read is None:
                 continue
             named, name, call, place = found
-            info = _torch.output_info(node, 0) or ((), "?", "?")
-            values = dict(zip(("shape", "dtype", "device"), info, strict=True))
+            values = dict(zip(("shape", "dtype", "device"), _torch.output_info(node, 0) or _UNKNOWN, strict=True))
             self._report_at(
                 ROW,
                 entry.stack,
@@ -127,10 +136,40 @@ class ReusedInputs(Finder):
             self._judge_kept(entry, raw, node, readers, written)
 
     def _on_result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        keepers = self._keepers.get(self._core.stack(2)) if op.endswith("_") else None
-        if keepers is not None and len(keepers) < _KEEPERS:
+        for one in args if self._kept else ():
+            kept = self._kept.get(id(one))
+            if kept is not None and kept[0]() is one is not result:
+                self._note_read(kept[1], one)
+        stack = self._core.stack(2) if op.endswith("_") else None
+        keepers = self._keepers.get(stack) if stack is not None else None
+        if stack is not None and keepers is not None and len(keepers) < _KEEPERS:
             found = naming.find(sys._getframe(1), lambda one: one is result)
-            keepers.update(id(one.around[-1][1]) for one in found if one.container in naming.COLLECTING)
+            held = {id(one.around[-1][1]) for one in found if one.container in naming.COLLECTING}
+            keepers.update(held)
+            if held:
+                self._kept[id(result)] = _torch.weak_tensor(result), stack
+
+    def _note_read(self, written: RawStack, tensor: Any) -> None:
+        """Note a read of what a container held when the layer wrote, if no variable has it.
+
+        A container that has it twice, or another one that has it soon, may have got it from after the layer.
+        """
+        reads, stack = self._reads.setdefault(written, {}), self._core.stack(3)
+        is_first = id(tensor) not in self._known
+        if not is_first and (stack in reads or len(reads) >= _READS):
+            return
+        found = list(naming.find(sys._getframe(2), lambda one: one is tensor))
+        held = [one for one in found if one.around and one.container in naming.COLLECTING]
+        holders = [id(one.around[-1][1]) for one in held]
+        is_once = len(holders) == len(set(holders)) > 0
+        if is_first and not (is_once and self._keepers[written].issuperset(holders)):
+            del self._kept[id(tensor)]
+            return
+        self._known.add(id(tensor))
+        named, frame = [one.path for one in found if one not in held], symbolise(stack).user_frame
+        # ``for a, b in zip(of_fake, of_real)`` has it from the list.
+        is_walked = frame is not None and all(source.walked_over(frame, one)[0] != one for one in named)
+        reads[stack] = held[0].path if is_once and is_walked else ""
 
     def _judge_kept(self, entry: RawBackward, raw: RawWrite, node: Node, readers: list[Any], written: Site) -> None:
         """Report a value that is read out of a container that held it when the layer wrote."""
@@ -140,19 +179,23 @@ class ReusedInputs(Finder):
             for one in naming.find(sys._getframe(2), naming.has_graph)
             if one.around and id(one.around[-1][1]) in keepers and _torch.node_sequence(one.tensor.grad_fn) == number
         ]
-        for reader in readers if held else ():
+        reads = {symbolise(at).user_frame: path for at, path in self._reads.get(raw.stack, {}).items() if path}
+        for reader in readers if held or reads else ():
             read = site_that_made(self._core, reader, entry.thread) or Site()
             around = {(one.file, one.line) for one in written.frames}
             for frame in read.user_frames:
                 one = next((one for one in held if source.reads_from(frame, one.within or "")), None)
-                if one is not None and (frame.file, frame.line) not in around:
+                path = reads.get(frame) if one is None else one.path
+                if path and (frame.file, frame.line) not in around:
                     call = written.user_frames[-1]
-                    values = _torch.facts_of(one.tensor)
+                    values = dict(
+                        zip(("shape", "dtype", "device"), _torch.output_info(node, 0) or _UNKNOWN, strict=True)
+                    )
                     self._report_at(
                         ROW,
                         entry.stack,
-                        Clue("written", _at(call, written), name=one.path, op=raw.op, values=values),
-                        Clue("read", _at(frame, read), name=one.path),
+                        Clue("written", _at(call, written), name=path, op=raw.op, values=values),
+                        Clue("read", _at(frame, read), name=path),
                     )
                     self._seen.add(raw.stack)
                     return

@@ -118,7 +118,7 @@ def _layer_out_of_place(written: Clue, values: Mapping[str, object]) -> Fix:
     frame = written.shown_frame
     kind = "disable_inplace_module"
     change = None if frame is None else source.inplace_false(frame)
-    if change is None and frame is not None:
+    if change is None and frame is not None and written.name == source.first_argument(frame):
         copied = source.clone_given(frame, lambda call: next(iter(call.args), None))
         kind, change = ("clone_before_mutation", copied) if copied is not None else (kind, None)
     lines = () if change is None or frame is None else source.changed_lines(frame.file, change)
