@@ -31,10 +31,8 @@ def known_as(target: Clue | None) -> tuple[Message, ...]:
 
 def named_tensor(target: Clue | None) -> NamedTensor | None:
     """The tensor as the report shows it; None where it was not found."""
-    if target is None:
-        return None
-    if "shape" not in target.values:
-        return NamedTensor(target.name, (), "?", "cpu", None, None) if target.name else None
+    if target is None or "shape" not in target.values:
+        return NamedTensor(target.name, (), "?", "cpu", None, None) if target is not None and target.name else None
     return NamedTensor(target.name, target.shape, target.dtype, target.device, None, None)
 
 
@@ -268,8 +266,10 @@ def _out_argument(failure: Failure, values: Mapping[str, object]) -> tuple[Fix, 
 
 
 def _one_of_several_views(failure: Failure, values: Mapping[str, object]) -> tuple[Fix, ...]:
-    new = new_tensor(failure, values, of_view=True)
-    return (*new, parts.fix("index_base_instead", "preserved", values))
+    frame, indexed = failure.site.user_frame, parts.fix("index_base_instead", "preserved", values)
+    if frame is not None and (lines := source.parts_collected(frame, str(values["name"]))):
+        return (parts.fix("out_of_place", "preserved", values, lines=lines, summary="help.parts_collected"), indexed)
+    return (*new_tensor(failure, values, of_view=True), indexed)
 
 
 def _unrecorded_view(failure: Failure, values: Mapping[str, object]) -> tuple[Fix, ...]:

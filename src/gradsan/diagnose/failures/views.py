@@ -46,7 +46,7 @@ def function_view_written(failure: Failure) -> Diagnosis | None:
         failure,
         "GS306",
         "function_view_written",
-        values={"maker": failure.values.get("op", "?")},
+        values={"maker": failure.values.get("op") or Message("label.a_function")},
         explanation=f"explanation.function_view_written_{'hook' if is_hook else 'function'}",
         fixes=lambda values: (
             *statements.new_tensor(failure, values, of_view=True),

@@ -114,9 +114,9 @@ def _by_index(source: SourceFile, loop: ast.For, taken: _Taken, name: str) -> Fi
 def record_view(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     """Move the statement after the block; where the block still needs its result, switch grad mode on around it."""
     made = blocks.first(diagnosis, "created")
-    if diagnosis.cause != "unrecorded_view_written" or made is None:
+    if diagnosis.cause != "unrecorded_view_written":
         return ()
-    for place in (*blocks.placements(made), *_returned_by_call(made, diagnosis)):
+    for place in () if made is None else (*blocks.placements(made), *_returned_by_call(made, diagnosis)):
         block = place.source.parents[place.statement][0]
         if (
             isinstance(block, ast.With)
@@ -125,23 +125,31 @@ def record_view(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         ):
             lines = _behind(place, block) or _recorded_in_place(place)
             return (blocks.fix("move_view_out_of_no_grad", lines),)
-    lines = _without_decorator(made)
+    lines = _without_decorator(diagnosis, made)
     return (blocks.fix("move_view_out_of_no_grad", lines),) if lines else ()
 
 
-def _without_decorator(made: Label) -> Lines:
-    """The function that returned the view, in this file or one that it imports from, without ``@torch.no_grad()``."""
-    at = statement_at(made.frame)
-    call = at.node.value if at is not None and isinstance(at.node, ast.Assign) else None
-    name = leaf_name(call.func) if isinstance(call, ast.Call) else None
+def _without_decorator(diagnosis: Diagnosis, made: Label | None) -> Lines:
+    """The function that returned the view, in this file or one that it imports from, without ``@torch.no_grad()``.
+
+    It was called by the statement of ``made``, or is the property by whose name the view was written.
+    """
+    written, tensor = blocks.first(diagnosis, "written"), diagnosis.tensor
+    shown = made or written
+    at = None if shown is None else statement_at(shown.frame)
+    call = at.node.value if at is not None and made is not None and isinstance(at.node, ast.Assign) else None
+    called = leaf_name(call.func) if isinstance(call, ast.Call) else None
+    name = called or (None if tensor is None or tensor.name is None else tensor.name.rpartition(".")[2])
     if at is None or name is None:
         return ()
     for source in filter(None, (at.source, _imported_from(at.source, name))):
         functions = [one for one in source.nodes if isinstance(one, ast.FunctionDef) and one.name == name]
         if len(functions) != 1:
             continue
-        switches = [one for one in functions[0].decorator_list if mode_of(one) is not None]
-        span = source.span(switches[0]) if len(switches) == 1 else None
+        decorators = functions[0].decorator_list
+        switches = [one for one in decorators if mode_of(one) is not None]
+        is_it = called is not None or any(leaf_name(one) == "property" for one in decorators)
+        span = source.span(switches[0]) if len(switches) == 1 and is_it else None
         if span is not None and source.lines[span.line - 1].strip() == f"@{source.text(switches[0])}":
             return blocks.lines_changed(source, {span.line: ""})
     return ()

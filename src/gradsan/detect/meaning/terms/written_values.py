@@ -74,7 +74,7 @@ class _Held(NamedTuple):
 
     weak: _torch.weak_tensor
     read: tuple[_Written, ...]
-    leaves: tuple[torch.Tensor, ...]
+    leaves: tuple[_torch.weak_tensor, ...]
 
 
 class WrittenValues(RoundDetector):
@@ -161,7 +161,7 @@ class WrittenValues(RoundDetector):
             return (value,), not _torch.is_grad_enabled()
         held = self._held_as(value)
         if held is not None and held.leaves:
-            return held.leaves, True
+            return [leaf for weak in held.leaves if (leaf := weak()) is not None], True
         weak = self._made.get(_torch.storage_or_none(value))
         made = None if weak is None else weak()
         node = None if made is None else _node_of(made)
@@ -194,17 +194,17 @@ class WrittenValues(RoundDetector):
             else:
                 self._held.pop(id(one), None)
 
-    def _composed(self, given: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def _composed(self, given: list[torch.Tensor]) -> tuple[_torch.weak_tensor, ...]:
         """Return the trainable leaves of a value computed unrecorded of parameters alone; empty for others."""
         if _torch.is_grad_enabled():
             return ()
-        found = list[torch.Tensor]()
+        found = list[_torch.weak_tensor]()
         for one in given:
             held = self._held_as(one)
             if held is not None and held.leaves:
                 found += held.leaves
             elif _torch.is_trainable_leaf(one):
-                found.append(one)
+                found.append(_torch.weak_tensor(one))
             elif not isinstance(one, torch.nn.Parameter):
                 return ()
         return tuple(found)
