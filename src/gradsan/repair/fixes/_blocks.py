@@ -103,6 +103,33 @@ def each_in_one_block(several: Iterable[Label], second: Label) -> list[tuple[Pla
     return found if len(found) == len(pairs) else []
 
 
+def steps_and_backward(diagnosis: Diagnosis) -> tuple[list[tuple[Placed, Placed]], list[ast.stmt]]:
+    """Each step that wrote, with the failing backward, and what changes the parameters further behind a step: a clip.
+
+    Empty unless all of them are statements of one block.
+    """
+    used, written = first(diagnosis, "used"), labels(diagnosis, "written")
+    pairs = [] if used is None or diagnosis.cause not in STEPPED else each_in_one_block(written, used)
+    if not pairs or any(one.block is not pairs[0][1].block for pair in pairs for one in pair):
+        return [], []
+    by_hand = {pair[0].statement for label, pair in zip(written, pairs, strict=True) if not _is_step(label)}
+    steps = [pair for pair in pairs if pair[0].statement not in by_hand]
+    start = min((pair[0].index for pair in steps), default=len(pairs[0][0].block))
+    behind = [pair for pair in pairs if pair[0].statement in by_hand]
+    if not all(start < pair[0].index < pair[1].index and _is_kept_apart(*pair) for pair in behind):
+        return [], []
+    return steps, sorted({pair[0].statement for pair in behind}, key=lambda one: one.lineno)
+
+
+def _is_step(label: Label) -> bool:
+    return (label.op or "").endswith(".step")
+
+
+def _is_kept_apart(changing: Placed, backward: Placed) -> bool:
+    """Whether nothing up to the backward reads what a statement binds."""
+    return not names_bound(changing.statement) & names_read(changing.block[changing.index + 1 : backward.index + 1])
+
+
 def at_block(label: Label, block: list[ast.stmt]) -> int | None:
     """The index of the label's statement in ``block``; None where the label's stack does not pass through it."""
     return next((one.index for one in placements(label) if one.block is block), None)

@@ -7,6 +7,7 @@ reach only the next optimizer's parameters, ``inputs=`` keeps them apart; else a
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gradsan.model import Diagnosis, Fix, Label
@@ -29,26 +30,23 @@ def reorder_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         return ()
     if swapped := _later_call_first(blocks.labels(diagnosis, "written"), used):
         return swapped
-    steps: dict[ast.stmt, blocks.Placed] = {}
-    place = None
-    for written in blocks.labels(diagnosis, "written"):
-        pair = blocks.in_one_block(written, used)
-        if pair is None or pair[0].index >= pair[1].index or blocks.method_call(pair[0].statement, "step") is None:
-            return ()
-        if place is not None and place.statement is not pair[1].statement:
-            return ()
-        steps[pair[0].statement], place = pair
-    if place is None:
+    pairs, followers = blocks.steps_and_backward(diagnosis)
+    steps = {pair[0].statement: pair[0] for pair in pairs}
+    if not pairs or any(
+        one.index >= pairs[0][1].index or blocks.method_call(node, "step") is None for node, one in steps.items()
+    ):
         return ()
+    place = pairs[0][1]
     source, backward = place.source, place.statement
-    if not all(is_whole_lines(source, node) for node in (*steps, backward)):
+    if not all(is_whole_lines(source, node) for node in (*steps, *followers, backward)):
         return ()
     if isinstance(backward, ast.If):
-        return tuple(_with_kept_gradients(place, list(steps), used))
+        return () if followers else tuple(_with_kept_gradients(place, list(steps), used))
     if any(_hands_parameters_on(node, used) for node in ast.walk(backward)):
         return ()
-    moved = "\n".join(blocks.text_of(source, node) for node in steps)
-    away = {line: text for node in steps for line, text in blocks.removed(source, node).items()}
+    moving = sorted((*steps, *followers), key=lambda node: node.lineno)
+    moved = "\n".join(blocks.text_of(source, node) for node in moving)
+    away = {line: text for node in moving for line, text in blocks.removed(source, node).items()}
     span = source.span(backward)
     last = source.lines[span.end_line - 1]
     plain = blocks.fix("reorder_step", blocks.lines_changed(source, {**away, span.end_line: f"{last}\n{moved}"}))
@@ -56,15 +54,15 @@ def reorder_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         end = source.span(blocks.behind_clipping(place)).end_line
         lines = blocks.lines_changed(source, {**away, end: f"{source.lines[end - 1]}\n{moved}"})
         return (replace(slipped, lines=lines, applicability="review"),)
-    between = place.block[min(map(place.block.index, steps)) : place.index]
+    between = [one for one in place.block[min(map(place.block.index, steps)) : place.index] if one not in followers]
     if any(hands_on(source, between, owner) for owner in _owners(source, list(steps))):
         # An average, a checkpoint: it would get the parameters of the round before.
         return ()
     found: list[Fix] = []
     optimizer = blocks.next_optimizer(place, steps)
     shared = None if optimizer is None else _share_parameters(source, list(steps), optimizer)
-    kept = _with_kept_gradients(place, list(steps), used)
-    both = _with_kept_gradients(place, list(steps), used, swapped=True)
+    kept = _with_kept_gradients(place, list(steps), used, followers)
+    both = _with_kept_gradients(place, list(steps), used, followers, swapped=True)
     if not _may_move(place, list(steps)):
         # Only a copy of its gradients is what such a step would have had; left there, they would add up where it clears
         # between its step and that backward alone.
@@ -177,7 +175,12 @@ def _outermost_pair(first: Label, second: Label) -> tuple[blocks.Placed, blocks.
 
 
 def _with_kept_gradients(
-    place: blocks.Placed, steps: list[ast.stmt], used: Label, *, swapped: bool = False
+    place: blocks.Placed,
+    steps: list[ast.stmt],
+    used: Label,
+    followers: Sequence[ast.stmt] = (),
+    *,
+    swapped: bool = False,
 ) -> list[Fix]:
     """A copy of the gradients where the step was, restored right before it: without those of the later backward.
 
@@ -206,8 +209,11 @@ def _with_kept_gradients(
         return [f"{within}for {p}, {grad} in zip({params}, {grads}):", f"{within}{unit}{p}.grad = {grad}"]
 
     before = [f"{within}{later} = [{p}.grad for {p} in {params}]"] if swapped else []
-    behind = put(later) if swapped else []
+    behind = [blocks.text_of(source, one) for one in followers]
+    behind += put(later) if swapped else []
+    away = {line: text for one in followers for line, text in blocks.removed(source, one).items()}
     changes = {
+        **away,
         **blocks.removed(source, steps[0]),
         source.span(steps[0]).line: f"{outer}{params} = {given}\n"
         f"{outer}{kept} = [None if {p}.grad is None else {p}.grad.clone() for {p} in {params}]",

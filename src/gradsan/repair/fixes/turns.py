@@ -23,7 +23,7 @@ FIRST, HELD = "fix.turn_first", "fix.steps_held"
 
 def later_turn_first(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     """Move the turn of the failing backward before the first turn whose step wrote."""
-    pairs = _steps_and_backward(diagnosis)
+    pairs, _ = blocks.steps_and_backward(diagnosis)
     if not pairs:
         return ()
     place = pairs[0][1]
@@ -60,27 +60,25 @@ def later_turn_first(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 def steps_held(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     """Keep the gradients of every step up to the last backward of the block, and step with them after it.
 
-    For turns under conditions (a discriminator that only trains while it loses), which no statement can be moved past.
+    For turns under conditions (a discriminator that only trains while it loses), which no statement can be moved past,
+    and with them what changes the parameters further after a step.
     """
-    pairs = _steps_and_backward(diagnosis)
+    pairs, followers = blocks.steps_and_backward(diagnosis)
     if not pairs:
         return ()
     place = pairs[0][1]
     source, block = place.source, place.block
     first, last = min(pair[0].index for pair in pairs), max(at for at, one in enumerate(block) if _walks_back(one))
-    within = block[first:last]
+    within = [one for one in block[first:last] if one not in followers]
     found = [one for node in within for one in ast.walk(node) if isinstance(one, ast.stmt)]
     steps = {one: name for one in found if (name := _of_step(source, one)) and _is_optimizer(source, name)}
     inside = [one for node in (*within, block[last]) for one in ast.walk(node)]
+    is_plain = all(isinstance(node, ast.Expr | ast.Assign) for node in (*within, block[last]))
     if any(isinstance(one, ast.For | ast.While | ast.Try | ast.With | ast.FunctionDef) for one in inside):
         return ()
-    if (
-        first >= place.index
-        or not steps
-        or all(isinstance(node, ast.Expr | ast.Assign) for node in block[first : last + 1])
-    ):
+    if first >= place.index or not steps or is_plain:
         return ()
-    if not all(is_whole_lines(source, one) for one in (*steps, block[first], block[last])):
+    if not all(is_whole_lines(source, one) for one in (*steps, *followers, block[first], block[last])):
         return ()
     held, optimizer, p, grad, grads = (
         blocks.fresh_name(source, one) for one in ("held", "optimizer", "p", "grad", "grads")
@@ -90,6 +88,7 @@ def steps_held(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         each = f"({p}, None if {p}.grad is None else {p}.grad.clone()) for group in {own}.param_groups"
         kept = f'{held}.append(({own}, [{each} for {p} in group["params"]]))'
         changes[source.span(one).line] = f"{source.indent(one)}{kept}"
+    changes |= {line: text for one in followers for line, text in blocks.removed(source, one).items()}
     unit, outer = indentation_of(source), source.indent(block[first])
     start, end = source.span(block[first]).line, source.span(block[last]).end_line
     changes[start] = f"{outer}{held} = []\n{changes.get(start, source.lines[start - 1])}"
@@ -100,17 +99,11 @@ def steps_held(diagnosis: Diagnosis) -> tuple[Fix, ...]:
             f"{outer}{unit}for {p}, {grad} in {grads}:",
             f"{outer}{unit}{unit}{p}.grad = {grad}",
             f"{outer}{unit}{optimizer}.step()",
+            *(blocks.text_of(source, one) for one in followers),
         ]
     )
     lines = blocks.lines_changed(source, changes)
     return (Fix.worded(HELD, {}, lines, keeps=True, kind="reorder_step"),)
-
-
-def _steps_and_backward(diagnosis: Diagnosis) -> list[tuple[blocks.Placed, blocks.Placed]]:
-    """Each step that wrote, with the failing backward; empty unless all of them are statements of one block."""
-    used, written = blocks.first(diagnosis, "used"), blocks.labels(diagnosis, "written")
-    pairs = [] if used is None or diagnosis.cause not in blocks.STEPPED else blocks.each_in_one_block(written, used)
-    return pairs if all(one.block is pairs[0][1].block for pair in pairs for one in pair) else []
 
 
 def _is_optimizer(source: SourceFile, name: str) -> bool:
