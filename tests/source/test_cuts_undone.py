@@ -69,7 +69,11 @@ def test_the_only_cut_is_undone(text, live, kinds, changed, tmp_path):
         ),
         ('h["a"]', [("h", "dict", ["tensor"])], "h = {key: s.detach() for key, s in h.items()}"),
         # By the next round another object may have this place.
-        ("agents[1].h", [("agents", "list", ["other"]), ("agents[1]", "object", [])], None),
+        (
+            "agents[1].h",
+            [("agents", "list", ["other"]), ("agents[1]", "object", [])],
+            "for part in agents:\n        part.h = part.h.detach()",
+        ),
         ('calls["ann"].h', [("calls", "dict", ["other"]), ('calls["ann"]', "object", [])], None),
         (
             'ends["left"].h',

@@ -5,6 +5,7 @@ The causes themselves are in ``second_backward.py`` and ``shared_forward.py``.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -35,6 +36,7 @@ SAME = ("GS404", "same_loss_twice", None)
 """Code and slug of each cause, and the words at the tensor between both graphs."""
 
 COMPUTED_ONCE_TOO = "label.built_once_before"
+_SHORT = 40
 COSTS, GROWS = "note.retain_graph_costs", "note.retain_graph_grows"
 BECOMES_GS110, KEEPS_OLD = "note.retain_graph_becomes_gs110", "note.retain_graph_keeps_old"
 
@@ -88,9 +90,15 @@ def case_of(failure: Failure, needed: Clue, freed_by: Clue, bridge: Clue, is_car
     if name is None and freed_by.values.get("same_loss"):
         frame = needed.shown_frame
         name = None if frame is None else source.method_receiver(frame)
-    return Case(
-        failure, needed, freed_by, bridge, None, name or Message("label.shared_value"), bound[1] if bound else None
-    )
+    name = name or _result_at(bridge.user_frame) or Message("label.shared_value")
+    return Case(failure, needed, freed_by, bridge, None, name, bound[1] if bound else None)
+
+
+def _result_at(frame: Frame | None) -> Message | None:
+    """What to call a value that no variable holds: the result of the short call that made it."""
+    place = None if frame is None else source.expression_at(frame)
+    is_short = place is not None and isinstance(place.node, ast.Call) and len(place.text) <= _SHORT
+    return Message("label.result_of", {"call": place.text}) if place is not None and is_short else None
 
 
 def diagnosis_of(

@@ -156,7 +156,7 @@ def detach_after_round(frames: Sequence[Frame], carried: Mapping[str, Shape]) ->
 
 
 def after_round(frames: Sequence[Frame], text: str, kind: str) -> Change | None:
-    """``text``, a simple statement, at the end of the innermost block around all of ``frames``, of one function."""
+    """``text``, a statement, at the end of the innermost block around all of ``frames``, of one function."""
     statements = [statement_at(frame) for frame in frames]
     known = [statement for statement in statements if statement is not None]
     if not known or len(known) < len(statements):
@@ -169,6 +169,7 @@ def after_round(frames: Sequence[Frame], text: str, kind: str) -> Change | None:
     if not block:
         return None
     last = block[-1]
+    text = text.replace("\n", f"\n{source.indent(source.span(last))}")
     if isinstance(last, _LEAVING):
         return insert_before(source, last, text, kind)
     return _insert_behind(source, last, text, kind)

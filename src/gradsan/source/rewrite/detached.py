@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 
-from gradsan.model import Frame
+from gradsan.model import Frame, Held
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.flow.reaching import is_still_argument, reaching
 from gradsan.source.flow.scopes import arguments_of
@@ -21,7 +22,8 @@ from gradsan.source.identifiers import (
 )
 from gradsan.source.locate import Statement, expression_at, statement_at
 from gradsan.source.methods import FUNCTIONS_MAKING_NEW, METADATA
-from gradsan.source.tree import SourceFile, header_nodes
+from gradsan.source.rewrite.renewing import fresh_name
+from gradsan.source.tree import SourceFile, header_nodes, indentation_of
 
 _DEEPEST = 6
 _NOT_VALUES = METADATA | {"backward", "grad"}
@@ -233,3 +235,22 @@ def _bound_to(made: Frame, maker: Statement) -> str | None:
         return None
     pairs = zip(target.elts, value.elts, strict=False)
     return next((chain_key(to) for to, of in pairs if maker.source.span(of).contains(computed.span)), None)
+
+
+_OF_ELEMENT = re.compile(r"(?P<list>.+)\[\d+\]\.(?P<attribute>\w+)")
+
+
+def detach_in_each(source: SourceFile, held: Sequence[Held]) -> tuple[str, str] | None:
+    """A loop that detaches attributes of all objects of one list, and the list: the layers of a cache."""
+    found: dict[str, dict[str, None]] = {}
+    for one in held:
+        place = _OF_ELEMENT.fullmatch(one.path)
+        if place is None or not any((layer.path, layer.kind) == (place["list"], "list") for layer in one.around):
+            return None
+        found.setdefault(place["list"], {})[place["attribute"]] = None
+    if len(found) != 1:
+        return None
+    (path, attributes), name = next(iter(found.items())), fresh_name(source, "part")
+    parts = [f"{name}.{one}" for one in attributes]
+    cut = f"{', '.join(parts)} = {', '.join(f'{one}.detach()' for one in parts)}"
+    return path, f"for {name} in {path}:\n{indentation_of(source)}{cut}"

@@ -22,7 +22,7 @@ from gradsan.source.flow.writing import definition_of
 from gradsan.source.identifiers import bindings_of, chain_key, consumed_names, leaf_name, local_nodes
 from gradsan.source.locate import expression_at, statement_at
 from gradsan.source.methods import METADATA, NUMBERS
-from gradsan.source.rewrite.detached import detach_reads
+from gradsan.source.rewrite.detached import detach_in_each, detach_reads
 from gradsan.source.tree import FunctionNode, SourceFile, Span, header_nodes
 
 _STAYING = METADATA | {"detach", "detach_", "data", "backward"}
@@ -269,13 +269,16 @@ def _computed_by(frame: Frame, node: ast.expr) -> set[str]:
 def detach_held(frames: Sequence[Frame], held: Sequence[Held]) -> tuple[Change, tuple[str, ...]] | None:
     """A line after the round of ``frames`` that detaches the values described by ``held``, and the name that it binds.
 
-    An attribute is detached as it is; a container is made anew, with its non-tensors unchanged. None where a value
-    lies in an object that is an element of a list, or of a dict under a key which the file does not write: the next
-    round may take another one.
+    An attribute is detached as it is, in objects of one list in all of them; a container is made anew, with its
+    non-tensors unchanged. None where a value lies in an object that is an element of several lists, or of a dict under
+    a key which the file does not write: the next round may take another one.
     """
     statement = statement_at(frames[0]) if frames else None
     if statement is None:
         return None
+    if (each := detach_in_each(statement.source, held)) is not None:
+        change = after_round(frames, each[1], "detach")
+        return None if change is None else (change, (each[0],))
     found: dict[str, str] = {}
     for one in held:
         cut = _cut(statement.source, one)
