@@ -143,7 +143,7 @@ class Watching:
             lambda optimizer: guard.run(partial(run.get(Uncounted).stepped, optimizer)),
         )
         self._settling.on_first = self._on_first_step
-        self._settling.on_later = lambda optimizer: guard.run(partial(run.get(SpentGradients).later_step, optimizer))
+        self._settling.on_later = self._on_later_step
         # What sharded groups hold comes and goes; GS217 reports what changed, and copies would undo what it is for.
         self.deep = run.put(
             Deep(
@@ -331,6 +331,12 @@ class Watching:
         guard.run(partial(self.run.get(StoppedGradients).first_step, optimizer))
         guard.run(partial(self.run.get(SecondNames).first_step, optimizer))
         guard.run(partial(self.run.get(SpentGradients).first_step, optimizer))
+        guard.run(partial(self.run.get(KeptGradients).stepped, optimizer))
+
+    def _on_later_step(self, optimizer: Any) -> None:
+        guard = self._recorder.guard
+        guard.run(partial(self.run.get(SpentGradients).later_step, optimizer))
+        guard.run(partial(self.run.get(KeptGradients).stepped, optimizer))
 
     def _on_lent(self, array: Any, tensor: Any, stack: Any) -> None:
         self.run.get(CutTerms).imported(array, tensor)

@@ -252,6 +252,12 @@ class Settling:
         for optimizer in self._looked_at:
             self._core.settled.discard(id(optimizer))
 
+    def look_at(self, optimizer: Optimizer) -> None:
+        """Call ``on_later`` after the next step of an optimizer that has stepped before."""
+        if optimizer in self._looked_at:
+            self._due.add(optimizer)
+            self._core.settled.discard(id(optimizer))
+
     @property
     def optimizers(self) -> list[Any]:
         """The live optimizers that have made a step with gradients."""

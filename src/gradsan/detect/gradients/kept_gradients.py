@@ -5,6 +5,11 @@ rounds before: the same memory holds the gradient of the same leaf, nothing but 
 the leaf has been updated in every round, or in several of them. Several backwards before one update are gradients
 accumulated on purpose, but for one update only.
 
+And gradients that a parameter has from rounds of training without it when an optimizer gets it (the last layers were
+trained first): nobody has cleared them when that optimizer first steps with it.
+
+Row: ``gradient_left_over``. Roles: ``gradient`` (the leaf; ``values``: ``shape``, ``dtype``, ``device``, ``leaves``),
+``grouped`` (the call that gave it to the optimizer; ``name``, the optimizer's class).
 Row: ``gradient_never_cleared``. Roles: ``gradient`` (the leaf; ``values``: ``shape``, ``dtype``, ``device``, ``rounds``
 and ``leaves``, their number), ``updated`` (the update's site; ``op`` is the operation).
 """
@@ -16,19 +21,22 @@ import functools
 import itertools
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
+from torch.optim import Optimizer
 
 from gradsan import _torch, source
 from gradsan._imports import stored_in
+from gradsan.detect.meaning.made import Making
 from gradsan.detect.memory import Uncounted
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
 from gradsan.record.detector import Detector, Run
-from gradsan.record.log import Log, RawStack, RawWrite, backward_calls, logged_writes
+from gradsan.record.log import Log, RawStack, RawWrite, backward_calls, latest_backward, logged_writes
 from gradsan.record.stacks import is_user_file, symbolise
 from gradsan.record.steps import RawBackward, as_backward, read_backward
 
@@ -41,6 +49,8 @@ _NO_UPDATE = frozenset(
     {"clamp_", "clamp_min_", "clamp_max_", "clip_", "renorm_", "embedding_renorm_", "zero_", "fill_"}
 )
 """Operations that bound a value, or set it: they need no gradient."""
+_SETS, _LOOKED_AT = frozenset({"zero_", "fill_", "copy_", "_foreach_zero_"}), 8
+_GROUPS = 64
 COMPREHENSIONS = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")
 _GRADIENT_KEPT = ("clip_grad.py", "grad_scaler.py")
 """Files of torch whose functions write gradients without clearing them."""
@@ -54,6 +64,14 @@ class Standing(NamedTuple):
     storage: int
     memory: Any
     clock: int
+
+
+class LeftOver(NamedTuple):
+    """The gradients that parameters had when an optimizer got them: as ``Standing``, with their versions."""
+
+    optimizer: weakref.ref[Optimizer]
+    stack: RawStack
+    gradients: tuple[tuple[Standing, int], ...]
 
 
 class Update(NamedTuple):
@@ -75,9 +93,57 @@ class KeptGradients(Detector):
             run.backwards,
             run.get(Uncounted),
         )
-        self._found = run.report
+        self._found, self._run = run.report, run
+        self._left: dict[int, LeftOver] = {}
+        self._groups = 0
+        run.get(Making).on_group.append(self._grouped)
         self._standing: dict[int, list[Standing]] = {}
         self._described: dict[int, Any] = {}
+
+    def forget(self) -> None:
+        self._left.clear()
+        self._groups = 0
+
+    def _grouped(self, optimizer: Optimizer, stack: RawStack) -> None:
+        """Note the gradients of what an optimizer gets; as ``Making.on_group``."""
+        self._groups += 1
+        # A program may make one optimizer per task.
+        is_due = self._groups <= _GROUPS or self._groups & (self._groups - 1) == 0
+        last = latest_backward(self._core) if is_due else None
+        if last is None or (threading.active_count() > 1 and _others_call(self._core, threading.get_ident())):
+            return
+        given = [one for one in optimizer.param_groups[-1]["params"] if one.grad is not None]
+        # Gradients that no step has followed are for the first one.
+        if not given or not any(one.clock > last.clock for one in self._steps.steps):
+            return
+        with _torch.hushed(), torch.no_grad():
+            plain = [one for one in given if one.grad.layout is torch.strided and _torch.storage_or_none(one.grad)]
+            if plain and any(bool(one.grad.any()) for one in plain[:_LOOKED_AT]):
+                noted = tuple((_standing(one, self._core.clock), int(one.grad._version)) for one in plain)
+                self._left[id(optimizer)] = LeftOver(weakref.ref(optimizer), stack, noted)
+                self._run.settling.look_at(optimizer)
+
+    @_torch.hushed()
+    def stepped(self, optimizer: Optimizer) -> None:
+        """Report the gradients to which a backward has added since, if the step has used them."""
+        left = self._left.pop(id(optimizer), None)
+        if left is None or left.optimizer() is not optimizer:
+            return
+        since = left.gradients[0][0].clock
+        cleared = {raw.storage for raw in logged_writes(self._core, since) if raw.op in _SETS}
+        leaves = [
+            leaf
+            for one, version in left.gradients
+            if (leaf := one.leaf()) is not None and leaf.grad is not None and not one.memory.expired()
+            if _torch.storage_or_none(leaf.grad) == one.storage and one.storage not in cleared
+            if int(leaf.grad._version) > version
+        ]
+        if leaves:
+            values = {**_torch.facts_of(leaves[0]), "leaves": len(leaves)}
+            gradient = Clue("gradient", name=naming.name_of(leaves[0], sys._getframe(1)), values=values)
+            grouped = Clue("grouped", symbolise(left.stack), name=type(optimizer).__name__)
+            site = symbolise(self._steps.steps[-1].stack)
+            self._found(Failure("gradient_left_over", "", "", site, (gradient, grouped), raised=False))
 
     def before_round(self, entry: RawBackward, rounds: int) -> None:
         # autograd.grad() does not accumulate gradients.
@@ -107,10 +173,8 @@ class KeptGradients(Detector):
             grad = one.tensor.grad
             if grad is None or grad.is_sparse or id(one.tensor) in noted or self._is_meant(one.tensor):
                 continue
-            storage = _torch.storage_or_none(grad)
-            if storage:
-                memory = _torch.weak_storage(grad.untyped_storage())
-                noted[id(one.tensor)] = Standing(_torch.weak_tensor(one.tensor), one.path, storage, memory, clock)
+            if _torch.storage_or_none(grad):
+                noted[id(one.tensor)] = _standing(one.tensor, clock, one.path)
         return list(noted.values())
 
     def _is_meant(self, leaf: torch.Tensor) -> bool:
@@ -194,13 +258,22 @@ class KeptGradients(Detector):
         self._found(Failure("gradient_never_cleared", "", "", symbolise(entry.stack), tuple(clues), raised=False))
 
 
+def _standing(leaf: Any, clock: int, path: str = "") -> Standing:
+    memory = _torch.weak_storage(leaf.grad.untyped_storage())
+    return Standing(_torch.weak_tensor(leaf), path, _torch.storage_or_none(leaf.grad), memory, clock)
+
+
 def others_run(core: Log, entry: RawBackward) -> bool:
     """Whether another live thread calls backward, or has called it.
 
     Reading ``.grad`` while the engine sets it in another thread can crash the process.
     """
+    return _others_call(core, entry.thread)
+
+
+def _others_call(core: Log, thread: int) -> bool:
     callers = {one.thread for one in backward_calls(core)} | {one.thread for one in map(as_backward, core.running)}
-    return not callers.isdisjoint(_torch.frames_of_threads().keys() - {entry.thread})
+    return not callers.isdisjoint(_torch.frames_of_threads().keys() - {thread})
 
 
 def _are_regular(updates: list[Update], begins: list[int], ends: list[int]) -> bool:

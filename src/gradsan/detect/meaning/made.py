@@ -56,7 +56,7 @@ class Making(Detector):
         self._in_calls: dict[Any, list[tuple[Any, str, Any]]] = {}
         self.run_out: Made | None = None
         """The last optimizer that was given a group by an exhausted generator."""
-        self.on_group: Callable[[Any], None] = lambda optimizer: None
+        self.on_group: list[Callable[[Any, RawStack], None]] = []
 
     def optimizers(self) -> list[tuple[Any, Made]]:
         """Return the live optimizers."""
@@ -133,7 +133,8 @@ class Making(Detector):
             self._optimizers[id(optimizer)] = Made(
                 weakref.ref(optimizer), self._core.tick(), stack, _torch.sequence_number()
             )
-        self.on_group(optimizer)
+        for listening in self.on_group:
+            listening(optimizer, stack)
 
     def _scheduled(self, scheduler: Any, stack: RawStack) -> None:
         self._prune(self._schedulers)

@@ -50,7 +50,7 @@ from gradsan.graph.variables import modules_in
 from gradsan.model import Clue
 from gradsan.record.detector import Finder, Run
 from gradsan.record.ledger import call_that_made
-from gradsan.record.log import logged_writes
+from gradsan.record.log import RawStack, logged_writes
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -100,7 +100,7 @@ class Unowned(Finder):
         self._stepped, self._known = run.stepped_optimizers, run.failures
         self._steps, self._backwards = run.steps, run.backwards
         self._instead: tuple[Any, Made] | None = None
-        self._making.on_group = self._grouped
+        self._making.on_group.append(self._grouped)
         self._candidates = self._notes(list[_Candidate]())
         """Those that are gone stay: what a forward makes anew often gets the ``id`` of one before."""
         self._dismissed = self._notes(dict[int, Any]())
@@ -113,7 +113,7 @@ class Unowned(Finder):
         super().forget()
         self._lines, self._instead = 0, None
 
-    def _grouped(self, optimizer: Optimizer) -> None:
+    def _grouped(self, optimizer: Optimizer, stack: RawStack) -> None:
         for one in _torch.parameters_of(optimizer):
             self._dismiss(one)
 

@@ -29,6 +29,29 @@ def gradient_kept(failure: Failure) -> Diagnosis | None:
     )
 
 
+def gradient_left(failure: Failure) -> Diagnosis | None:
+    """Diagnose every such failure whose leaf has a name."""
+    leaf, grouped = failure.clue("gradient"), failure.clue("grouped")
+    if leaf is None or grouped is None or not leaf.name:
+        return None
+    values = {**_values(leaf, grouped), "writer": grouped.name}
+    return parts.diagnosis(
+        failure,
+        "GS214",
+        "gradient_never_cleared",
+        values=values,
+        severity="warning",
+        words="gradient_left_over",
+        labels=(
+            *parts.label_of(grouped, "note", "label.taken_with_gradient", values),
+            *parts.used(failure, "label.steps_with_rest", values),
+        ),
+        tensor=_gradient_of(leaf),
+        fixes=(parts.fix("clear_gradient", "changed", values, summary="help.clear_before_taken"),),
+        notes=(Message("note.more_gradients_kept", values),) if values["others"] else (),
+    )
+
+
 def gradients_opposed(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure whose leaf has a name."""
     leaf, first, between, updated = (failure.clue(role) for role in ("gradient", "first", "between", "updated"))
