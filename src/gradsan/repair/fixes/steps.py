@@ -124,7 +124,10 @@ def _is_cleared_between(place: blocks.Placed, steps: list[ast.stmt]) -> bool:
 
 
 def _later_call_first(written: tuple[Label, ...], used: Label) -> tuple[Fix, ...]:
-    """Two calls of helpers that each run a backward and step: the later one moved before the one whose step wrote."""
+    """Two calls of helpers that each run a backward and step: the later one moved before the one whose step wrote.
+
+    With it go the assignments in between that compute what it is given.
+    """
     pairs = [pair for one in written if (pair := _outermost_pair(one, used)) is not None]
     if len(pairs) < len(written) or any(pair[1].statement is not pairs[0][1].statement for pair in pairs):
         return ()
@@ -136,21 +139,36 @@ def _later_call_first(written: tuple[Label, ...], used: Label) -> tuple[Fix, ...
     # Plain backward and step statements are left to the other fixes, which know what to move.
     if any(isinstance(one, ast.Call) and leaf_name(one.func) in ("backward", "step") for one in calls):
         return ()
-    if any(blocks.names_bound(node) & blocks.names_read([later.statement]) for node in between):
+    if (given := _computed_for(later.statement, between)) is None:
         return ()
     # The earlier backward keeps a graph that both losses go through: to swap the calls is not enough.
     if any(one.arg == "retain_graph" for call in calls for one in getattr(call, "keywords", ())):
         return ()
-    if not all(is_whole_lines(source, node) for node in (earlier.statement, later.statement)):
+    moved = [*given, later.statement]
+    if not all(is_whole_lines(source, node) for node in (earlier.statement, *moved)):
         return ()
     start = source.span(earlier.statement).line
-    changes = blocks.removed(source, later.statement)
-    changes[start] = f"{blocks.text_of(source, later.statement)}\n{source.lines[start - 1]}"
+    changes = {line: text for node in moved for line, text in blocks.removed(source, node).items()}
+    changes[start] = "\n".join([*(blocks.text_of(source, node) for node in moved), source.lines[start - 1]])
     values = {"later": source.text(calls[1]), "earlier": source.text(calls[0])}
     # Where each call clears first, what the moved backward leaves in other gradients is gone before their own.
     keeps = all(_clears_first(one) for one in written)
     lines = blocks.lines_changed(source, changes)
     return (Fix.worded(CALL_FIRST, values, lines, keeps=keeps, kind="reorder_step"),)
+
+
+def _computed_for(later: ast.stmt, between: Sequence[ast.stmt]) -> list[ast.stmt] | None:
+    """The assignments among the statements ``between`` of what ``later`` reads; None where others bind it."""
+    needed, found = blocks.names_read([later]), list[ast.stmt]()
+    for node in reversed(between):
+        if not blocks.names_bound(node) & needed:
+            continue
+        attributes = {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)}
+        if not isinstance(node, ast.Assign) or attributes & {"backward", "step", "zero_grad"}:
+            return None
+        needed |= blocks.names_read([node])
+        found.insert(0, node)
+    return found
 
 
 def _clears_first(written: Label) -> bool:
