@@ -74,6 +74,7 @@ RAISED_BY = {
     "out_argument": "out_requires_grad",
     "pack_hook_writes": "pack_hook_writes",
     "parameter_assigned": "parameter_assigned",
+    "parameter_result": "parameter_result",
     "reduced_twice": "ready_twice",
     "reduction_unfinished": "reduction_unfinished",
     "region_inside_hooks": "hooks_disabled",

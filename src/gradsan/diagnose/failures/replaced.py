@@ -1,11 +1,33 @@
-"""Parameters that replaced those of an optimizer, given to it."""
+"""Parameters that replaced those of an optimizer, given to it; parameters that became results."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from gradsan import source
-from gradsan.model import Failure, Frame, Lines
+from gradsan.diagnose.carriers import written_with_graph
+from gradsan.diagnose.failures import parts, statements
+from gradsan.model import Diagnosis, Failure, Fix, Frame, Lines
+
+
+def parameter_result(failure: Failure) -> Diagnosis | None:
+    """GS314 for a parameter that is no leaf any more when its module is given it again: ``self.weight += a @ b``."""
+    in_forward = any(one.function.endswith("._call_impl") and not one.is_user for one in failure.site.frames)
+
+    def fixes(values: Mapping[str, object]) -> tuple[Fix, ...]:
+        anew = (parts.fix("compute_in_forward", "changed", values),) if in_forward else ()
+        return (*anew, written_with_graph(str(values["name"]), [failure.site], None))
+
+    return statements.stopped(
+        failure,
+        "GS314",
+        "data_replaced",
+        words="parameter_result",
+        label="label.parameter_assigned",
+        explanation="explanation.parameter_result",
+        fixes=fixes,
+    )
 
 
 def given_to_optimizer(failure: Failure) -> Lines:

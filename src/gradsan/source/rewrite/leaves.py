@@ -299,7 +299,8 @@ def attribute_assigned(frame: Frame) -> str | None:
 
 
 def _assigned(source: SourceFile, node: ast.stmt) -> str | None:
-    target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign) else []
+    target = targets[0] if len(targets) == 1 else None
     return source.text(target) if isinstance(target, ast.Attribute) else None
 
 
