@@ -13,6 +13,7 @@ TAKE_IN = ("from_numpy", "as_tensor", "frombuffer", "from_dlpack")
 """Functions that take in memory of others without a copy."""
 
 # Saved by an operation inside of a layer that was called, these are the layer's own and no argument of the call.
+_INDEX = re.compile(r"indices\[(\d+)\]")
 _OF_A_LAYER = ("weight", "mat2")
 
 
@@ -102,7 +103,8 @@ def operands_at_save(conflict: Conflict) -> list[str]:
     inner = conflict.save.site.inner_frames
     if any("container.py" in below.file for below in inner) or (inner and conflict.save.slot in _OF_A_LAYER):
         return []
-    return source.operand_expressions(frame)
+    index = _INDEX.fullmatch(conflict.save.slot or "")
+    return source.operand_expressions(frame) if index is None else source.index_expressions(frame, int(index[1]))
 
 
 def _nameless(conflict: Conflict) -> Message:

@@ -60,7 +60,7 @@ _NAMES = {
     ),
     "flow.calls": (
         "alias_of called_as_hook called_expression callers_expression dies_with_call "
-        "first_argument made_by_call reads_again returned_by_hook returns_to_several"
+        "first_argument index_expressions made_by_call reads_again returned_by_hook returns_to_several"
     ),
     "flow.collected": "detach_collected one_many_times",
     "flow.contexts": "enter_each_round enter_once_more",
@@ -84,8 +84,8 @@ _NAMES = {
     ),
     "flow.scopes": "Live is_global_here",
     "flow.targets": (
-        "Operation assigned_data called_operand mixed_operand operand_expressions operation_at own_difference "
-        "target_and_operand written_expression"
+        "Operation assigned_data called_operand mixed_operand operand_expressions operation_at "
+        "own_difference target_and_operand written_expression"
     ),
     "flow.writing": (
         "Made attribute_owner computes_with_result definition_of given_to_optimizer is_computed_with "

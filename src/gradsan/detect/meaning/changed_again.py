@@ -16,6 +16,9 @@ and elements chosen at random that are overwritten by a constant in what the cod
 Elsewhere it is if it adds random numbers alone to parts of one memory in turn, which the program has not copied before,
 and goes on with the result of the call. Otherwise a memory may be a state that drifts, such as particles: a note.
 
+And rows of an expanded tensor, which are one row in memory: PyTorch refuses to write all of them, but not one.
+
+Row: ``rows_are_one``. Role ``written`` (``name``; ``op``; ``values``: ``shape``, ``dtype``, ``device``, ``rows``).
 Row: ``data_changed_again``. Roles: ``changed`` (a line; ``name`` is the written value, ``op`` the operation;
 ``values``: ``shape``, ``dtype``, ``device``, ``times``, ``parts``, ``is_factor``, whether it is multiplied by something
 else than a number in the source, ``is_shifted``, whether nothing scales it, ``is_drift``, whether it may be a state).
@@ -37,7 +40,7 @@ from gradsan.record.log import RawStack, RawWrite, backward_calls, logged_writes
 from gradsan.record.stacks import is_user_file, symbolise
 from gradsan.record.steps import RawBackward
 
-ROW = "data_changed_again"
+ROW, ROWS = "data_changed_again", "rows_are_one"
 _BENDS = frozenset({"log_", "log1p_", "log2_", "log10_", "sqrt_", "pow_", "square_", "exp_", "expm1_"})
 SCALES = _BENDS | {"mul_", "div_", "__imul__", "__itruediv__", "true_divide_", "multiply_", "divide_"}
 FACTORS = frozenset({"mul_", "__imul__", "multiply_"})
@@ -92,6 +95,20 @@ class ChangedAgain(Finder):
         calls = list(backward_calls(self._core))
         if len(calls) > 1:
             self._look(calls[-1].stack)
+        if calls:
+            self._look_for_expanded(calls[-1].stack)
+
+    def _look_for_expanded(self, used: Any) -> None:
+        """Report the writes of one row of several that are the same memory."""
+        for raw in logged_writes(self._core, self._since):
+            if raw.op != "__setitem__" or not raw.item or raw.stack in self._described:
+                continue
+            rows = _rows_written(raw)
+            if rows and (frame := _own((site := symbolise(raw.stack)).frames)) is not None:
+                self._described.add(raw.stack)
+                name = source.written_expression(frame, raw.op, ())
+                values = {"shape": raw.shape, "dtype": "?", "device": "?", "rows": rows}
+                self._report_at(ROWS, used, Clue("written", site, name=name, op=raw.op, values=values))
 
     def _look(self, used: Any) -> None:
         groups: dict[tuple[Any, ...], list[_Part]] = {}
@@ -329,6 +346,14 @@ def _is_taken_back(ops: tuple[str, ...], operands: list[str | None]) -> bool:
         else:
             open_.append((kind, given))
     return not open_
+
+
+def _rows_written(raw: RawWrite) -> int:
+    """How many rows a write of one row has written, by the index and the strides; 0 where it is that row alone."""
+    if any(one is None or one is Ellipsis for one in raw.item or ()):
+        return 0
+    dims = zip(raw.item or (), raw.shape, raw.strides or (), strict=False)
+    return next((size for part, size, stride in dims if type(part) is int and stride == 0 and size > 1), 0)
 
 
 def _is_same_line(one: Any, other: Any) -> bool:

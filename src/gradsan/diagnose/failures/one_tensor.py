@@ -219,3 +219,20 @@ def shared_state(failure: Failure) -> Diagnosis | None:
         tensor=parts.tensor_of(written, written.name),
         help_key="help.optimizer_state_copied",
     )
+
+
+def expanded_rows(failure: Failure) -> Diagnosis | None:
+    """GS216, a warning, for a write to one row of an expanded tensor."""
+    written = failure.clue("written")
+    if written is None or written.user_frame is None or not written.name:
+        return None
+    places = [place for part, place in source.assignments(written.user_frame, written.name) if part == written.name]
+    values = {"name": written.name, "rows": written.values["rows"]}
+    made = label_texts.at("created", Site((places[0],)), Message("label.rows_expanded")) if len(places) == 1 else ()
+    return _warning(
+        failure,
+        values,
+        labels=(*made, *parts.label_of(written, "written", f"label.{failure.row}", values)),
+        tensor=parts.tensor_of(written, written.name),
+        help_key="help.rows_repeated",
+    )

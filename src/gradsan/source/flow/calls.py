@@ -86,6 +86,19 @@ def first_argument(frame: Frame) -> str | None:
     return chain_key(call.args[0]) if isinstance(call, ast.Call) and call.args else None
 
 
+def index_expressions(frame: Frame, position: int) -> list[str]:
+    """``i`` of ``table[:, i]`` at ``frame`` for position 1: the name of that index; none where it has none."""
+    found = expression_at(frame)
+    if found is None or not isinstance(found.node, ast.Subscript):
+        return []
+    given = found.node.slice
+    parts = given.elts if isinstance(given, ast.Tuple) else [given]
+    # ``...`` and ``None`` are no dimensions of the tensor.
+    is_shifted = any(isinstance(one, ast.Constant) and one.value in (None, ...) for one in parts)
+    name = None if is_shifted or position >= len(parts) else chain_key(parts[position])
+    return [] if name is None else [name]
+
+
 def made_by_call(frame: Frame, name: str) -> tuple[int, frozenset[str]]:
     """The line of the call whose result ``name`` is at ``frame``, and the names given to it: p of ``q, r = f(p, 1)``.
 
