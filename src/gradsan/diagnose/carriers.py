@@ -157,13 +157,19 @@ def cut_read(used: Site, taken: Sequence[Site], held: Sequence[Held]) -> Fix | N
     return None
 
 
-def written_with_graph(name: str, made: Sequence[Site], carrier: Carrier | None) -> Fix:
-    """The writes that gave a parameter a graph, under ``no_grad``: no other tensor can take its place in the module."""
+def written_with_graph(name: str, made: Sequence[Site], carrier: Carrier | None) -> tuple[Fix, ...]:
+    """The writes that gave a parameter a graph, under ``no_grad``: no other tensor can take its place in the module.
+
+    Where each replaces all of it, it is cut off before: what a network has computed for it may be trained through it.
+    """
     stacks = [site.user_frames for site in made]
     stacks += [(carrier.bound_at,)] if carrier is not None and carrier.bound_at is not None else []
-    found = (source.all_under_no_grad(one, name.rpartition(".")[2]) for one in stacks)
-    lines = next(filter(None, found), ())
-    return Fix.worded("help.parameter_unrecorded", {"name": name}, lines, kind="no_grad")
+    attribute, values = name.rpartition(".")[2], {"name": name}
+    cut = next(filter(None, (source.cut_before_written(one, attribute) for one in stacks)), ())
+    if cut:
+        return (Fix.worded("help.parameter_cut_before", values, cut, keeps=True, kind="detach_parameter"),)
+    lines = next(filter(None, (source.all_under_no_grad(one, attribute) for one in stacks)), ())
+    return (Fix.worded("help.parameter_unrecorded", values, lines, kind="no_grad"),)
 
 
 def cut_term(

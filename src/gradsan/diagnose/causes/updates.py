@@ -203,7 +203,7 @@ def state_carried_over(facts: Facts) -> Diagnosis | None:
     cut = cut if whole is None else (whole,)
     cut = carriers.cut_term(cut, updated, carrier, bridge.made_near) if bridge.is_term else cut
     if parameter is not None:
-        cut = (carriers.written_with_graph(parameter, bridge.made_near, carrier),)
+        cut = carriers.written_with_graph(parameter, bridge.made_near, carrier)
     return build.diagnosis(
         facts,
         "GS111",

@@ -17,7 +17,7 @@ def parameter_result(failure: Failure) -> Diagnosis | None:
 
     def fixes(values: Mapping[str, object]) -> tuple[Fix, ...]:
         anew = (parts.fix("compute_in_forward", "changed", values),) if in_forward else ()
-        return (*anew, written_with_graph(str(values["name"]), [failure.site], None))
+        return (*anew, *written_with_graph(str(values["name"]), [failure.site], None))
 
     return statements.stopped(
         failure,

@@ -90,7 +90,7 @@ def _carried(case: Case) -> Diagnosis:
     values = {"bridge": case.name}
     if isinstance(parameter := case.bridge.values.get("parameter"), str):
         made = tuple(one.site for one in case.failure.clues_of("bridge_made") if one.site is not None)
-        return diagnosis_of(case, CARRIED, (carriers.written_with_graph(parameter, made, case.carrier),), GROWS)
+        return diagnosis_of(case, CARRIED, carriers.written_with_graph(parameter, made, case.carrier), GROWS)
     used = case.needed.site
     forgotten = None if used is None else forget_collected(used, case.updated, held_of(case.failure))
     if forgotten is not None:

@@ -337,7 +337,9 @@ def _insert_behind(source: SourceFile, statement: ast.stmt, text: str, kind: str
     return None if head.strip() else checked(source, change)
 
 
-_TOUCHING_GRADIENTS = frozenset({"zero_grad", "step", "backward", "clip_grad_norm_", "clip_grad_value_", "grad"})
+_TOUCHING_GRADIENTS = frozenset(
+    {"zero_grad", "step", "backward", "clip_grad_norm_", "clip_grad_value_", "grad", "requires_grad_", "requires_grad"}
+)
 
 
 def backward_of_sum(first: Frame, second: Frame) -> Lines:

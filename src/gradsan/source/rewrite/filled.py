@@ -71,6 +71,43 @@ def all_under_no_grad(stack: Sequence[Frame], attribute: str) -> Lines:
 
     With it all others of its class, or of the file, that write the same. Empty where one of them shares its lines.
     """
+    if (writes := _recorded_writes(stack, attribute)) is None:
+        return ()
+    source, _, nodes = writes
+    found: dict[tuple[str, int], str] = {}
+    for node in nodes:
+        span = source.span(node)
+        if (source.file, span.line) in found:
+            continue
+        place = Frame(source.file, span.line, source.scope_name(node), span.column, span.end_line, span.end_column)
+        lines = changed_lines(source.file, under_no_grad(place))
+        if not lines:
+            return ()
+        found |= {(file, line): text for file, line, text in lines}
+    return tuple((*at, text) for at, text in sorted(found.items()))
+
+
+def cut_before_written(stack: Sequence[Frame], attribute: str) -> Lines:
+    """``self.weight.detach_()`` before each statement that ``all_under_no_grad`` finds, where all replace the whole.
+
+    The old values, which nothing of the new ones depends on, leave no graph behind; that of the new ones stays.
+    """
+    if (writes := _recorded_writes(stack, attribute)) is None:
+        return ()
+    source, target, nodes = writes
+    if not nodes or not all(_replaces(source, one, target) for one in nodes):
+        return ()
+    if not all(source.lines[one.lineno - 1][: one.col_offset].isspace() for one in nodes):
+        return ()
+    text = "{}{}.detach_()\n{}".format
+    lines = {one.lineno: source.lines[one.lineno - 1] for one in nodes}
+    return tuple(
+        (source.file, line, text(old[: len(old) - len(old.lstrip())], target, old)) for line, old in lines.items()
+    )
+
+
+def _recorded_writes(stack: Sequence[Frame], attribute: str) -> tuple[SourceFile, str, list[ast.stmt]] | None:
+    """The recorded writes, in one class or file, to the ``….attribute`` that a statement of the stack writes."""
     for frame in reversed(stack):
         statement = statement_at(frame)
         target = None if statement is None else _written(statement.node)
@@ -78,18 +115,17 @@ def all_under_no_grad(stack: Sequence[Frame], attribute: str) -> Lines:
             continue
         source = statement.source
         owner = source.owner_class(statement.node) or source.module
-        found: dict[tuple[str, int], str] = {}
-        for node in (one for one in ast.walk(owner) if isinstance(one, ast.stmt) and _written(one) == target):
-            span = source.span(node)
-            if (source.file, span.line) in found or _is_unrecorded(source, node):
-                continue
-            place = Frame(frame.file, span.line, source.scope_name(node), span.column, span.end_line, span.end_column)
-            lines = changed_lines(source.file, under_no_grad(place))
-            if not lines:
-                return ()
-            found |= {(file, line): text for file, line, text in lines}
-        return tuple((*at, text) for at, text in sorted(found.items()))
-    return ()
+        nodes = (one for one in ast.walk(owner) if isinstance(one, ast.stmt) and _written(one) == target)
+        return source, target, [one for one in nodes if not _is_unrecorded(source, one)]
+    return None
+
+
+def _replaces(source: SourceFile, node: ast.stmt, target: str) -> bool:
+    """Whether a statement gives all elements new values: ``w.copy_(v)``, ``w[:] = v``."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        return source.text(node.value.func) == f"{target}.copy_"
+    place = node.targets[0] if isinstance(node, ast.Assign) else None
+    return isinstance(place, ast.Subscript) and source.text(place) in (f"{target}[:]", f"{target}[...]")
 
 
 def _written(node: ast.stmt) -> str | None:
