@@ -193,14 +193,20 @@ def _into_function(made: Label, used: Label) -> Fix | None:
     function = next((place.source.function(place.statement) for place in blocks.placements(used)), None)
     if not isinstance(function, ast.FunctionDef):
         return None
-    first = next((place for place in blocks.placements(made) if function in place.block), None)
+    found = ((place, _statement_around(function, place)) for place in blocks.placements(made))
+    first, around = next((one for one in found if one[1] is not None), (None, None))
     if first is None:
         return None
     # What the loss itself was computed from has been freed with it.
     is_loss = method_receiver(used.frame) in blocks.names_bound(first.statement)
     starts = [_start_of(first), first] if is_loss else [first]
-    found = (_put_into(one, function, "rebuild_in_function", needed=first.statement) for one in starts if one)
-    return next((one for one in found if one is not None), None)
+    fixes = (_put_into(one, function, "rebuild_in_function", around, first.statement) for one in starts if one)
+    return next((one for one in fixes if one is not None), None)
+
+
+def _statement_around(function: ast.FunctionDef, place: blocks.Placed) -> ast.stmt | None:
+    """The later statement of a block that is the definition of ``function``, or a loop or block that contains it."""
+    return next((one for one in place.block[place.index + 1 :] if function in ast.walk(one)), None)
 
 
 def _put_into(
