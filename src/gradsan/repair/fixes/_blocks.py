@@ -112,17 +112,17 @@ def steps_and_backward(diagnosis: Diagnosis) -> tuple[list[tuple[Placed, Placed]
     pairs = [] if used is None or diagnosis.cause not in STEPPED else each_in_one_block(written, used)
     if not pairs or any(one.block is not pairs[0][1].block for pair in pairs for one in pair):
         return [], []
-    by_hand = {pair[0].statement for label, pair in zip(written, pairs, strict=True) if not _is_step(label)}
+    by_hand = {
+        pair[0].statement
+        for label, pair in zip(written, pairs, strict=True)
+        if not (label.op or "").endswith(".step") and method_call(pair[0].statement, "step") is None
+    }
     steps = [pair for pair in pairs if pair[0].statement not in by_hand]
     start = min((pair[0].index for pair in steps), default=len(pairs[0][0].block))
     behind = [pair for pair in pairs if pair[0].statement in by_hand]
     if not all(start < pair[0].index < pair[1].index and _is_kept_apart(*pair) for pair in behind):
         return [], []
     return steps, sorted({pair[0].statement for pair in behind}, key=lambda one: one.lineno)
-
-
-def _is_step(label: Label) -> bool:
-    return (label.op or "").endswith(".step")
 
 
 def _is_kept_apart(changing: Placed, backward: Placed) -> bool:
