@@ -20,7 +20,7 @@ _TARGETS_NAMED = 3
 _LONGEST_ASSIGNMENT = 36
 """Characters of a target and a value that are shown; a longer value is left out."""
 
-_SIGNS = "add=+ and=& floordiv=// lshift=<< mod=% mul=* or=| pow=** rshift=>> sub=- truediv=/ xor=^"
+_SIGNS = "add=+ and=& div=/ floordiv=// lshift=<< mod=% mul=* or=| pow=** rshift=>> sub=- truediv=/ xor=^"
 _AUGMENTED = {f"__i{name}__": f"{sign}=" for name, sign in (one.split("=") for one in _SIGNS.split())}
 _OPERATORS = {**_AUGMENTED, "__setitem__": _ASSIGNMENT}
 
