@@ -7,10 +7,15 @@ A closure of LBFGS, evaluated several times in a step, that leaves the gradients
 records a graph and steps, round after round, without any backward. A parameter that was frozen, and has a gradient of
 zeros, which momentum or weight decay moves all the same.
 
+Gradients that the same line has divided after each of several backwards whose sum a step then uses: the first of them
+were divided several times. A division after an all-reduce of each part is right.
+
 And ``requires_grad = False`` that was set on a module, or misspelt, while an optimizer updates the parameters.
 
 Row: ``step_without_its_gradients``. Roles: ``stepped`` (the step; ``name``, the optimizer's; ``values``: ``kind``,
-``scaled``, ``again``, ``closure``, ``no_backward`` or ``frozen``), ``filled`` (the backward that has filled them).
+``scaled``, ``again``, ``closure``, ``no_backward``, ``frozen`` or ``divided``), ``filled`` (the backward that has
+filled them; where they were divided, the line that did, with the ``name`` of the gradient, ``shape``, ``dtype`` and
+``device``).
 Row: ``flag_unread``. Roles: ``written`` (the statement; ``name``, its owner; ``op``, the attribute), ``stepped``.
 """
 
@@ -31,7 +36,7 @@ from torch.optim import LBFGS, Optimizer
 
 from gradsan import _torch, source
 from gradsan.detect.gradients.clip_calls import CLEARS, ClipCalls
-from gradsan.detect.gradients.kept_gradients import files_of_program
+from gradsan.detect.gradients.kept_gradients import by_gradient, files_of_program
 from gradsan.graph import naming
 from gradsan.graph.live import value_of
 from gradsan.model import Clue, Frame, Site
@@ -42,6 +47,7 @@ from gradsan.record.steps import StepRecord
 ROW, UNREAD = "step_without_its_gradients", "flag_unread"
 _FLAG = "requires_grad"
 _PAIRS, _STEPS = 2, 3
+_DIVIDES = frozenset({"div_", "__itruediv__", "true_divide_", "divide_"})
 _FIRST_MOMENTS = frozenset({"exp_avg", "momentum_buffer"})
 
 
@@ -54,10 +60,16 @@ class WrongStep(NamedTuple):
     filled: RawStack | None = None
     moved: int = 0
     """The memory of a frozen parameter."""
+    divided: RawWrite | None = None
 
     def clues(self) -> tuple[Clue, ...]:
         """Return the clues of the report."""
         stepped = Clue("stepped", symbolise(self.stack), name=self.optimizer, values={"kind": self.kind})
+        if self.divided is not None:
+            site, raw = symbolise(self.divided.stack), self.divided
+            name = None if site.user_frame is None else source.written_expression(site.user_frame, raw.op)
+            facts = {"shape": raw.shape, "dtype": "?", "device": "?"}
+            return stepped, Clue("filled", site, name=name, op=raw.op, values=facts)
         return (stepped, *(() if self.filled is None else (Clue("filled", symbolise(self.filled)),)))
 
 
@@ -103,6 +115,7 @@ def steps_at_the_end(
         if record.end is not None and record.clock > since:
             by_optimizer[record.identity].append(record)
     calls = [(call.clock, call.stack) for call in backward_calls(core) if call.clock > since]
+    yield from _divided_each_time(core, since, steps)
     grads = {_torch.storage_or_none(one.grad) for one in _torch.parameters_of(*optimizers) if one.grad is not None}
     raws = logged_writes(core, since)
     changes = sorted(raw.clock for raw in raws if raw.op in CLEARS or raw.storage in grads)
@@ -133,6 +146,41 @@ def steps_at_the_end(
             if len(found) >= _PAIRS and filled is not None and stack not in reported and _is_beside(stack, filled):
                 reported.add(stack)
                 yield WrongStep("again", stack, found[-1].optimizer, filled)
+
+
+def _divided_each_time(core: Core, since: int, steps: list[StepRecord]) -> Iterator[WrongStep]:
+    """Yield the steps that use a sum whose parts a line has divided one after another, the earlier ones with it."""
+    raws = [raw for raw in logged_writes(core, since) if raw.op in _DIVIDES and not raw.is_parameter]
+    if not raws or _torch.has_other_ranks():
+        return
+    begun = sorted(call.clock for call in backward_calls(core))
+    stepped = sorted(record.clock for record in steps)
+    lines = defaultdict[RawStack, dict[int, list[RawWrite]]](dict)
+    for raw in raws:
+        lines[raw.stack].setdefault(raw.storage, []).append(raw)
+    for stack, memories in lines.items():
+        pairs = (pair for one in memories.values() for pair in itertools.pairwise(one))
+        steps_after = (
+            (later, step)
+            for pair in pairs
+            if (later := _divided_again(pair, begun, stepped)) is not None
+            for step in [next((one for one in steps if one.clock > later.clock), None)]
+        )
+        found = next(
+            (one for one in steps_after if one[1] and not _has_between(begun, one[0].clock, one[1].clock)), None
+        )
+        frame = None if found is None or not by_gradient(stack) else symbolise(stack).user_frame
+        name = None if found is None or frame is None else source.written_expression(frame, found[0].op)
+        if found and found[1] and frame and name and not source.is_of_itself(frame, name):
+            yield WrongStep("divided", found[1].stack, found[1].optimizer, divided=found[0])
+
+
+def _divided_again(pair: tuple[RawWrite, RawWrite], begun: list[int], stepped: list[int]) -> RawWrite | None:
+    """The second of two divisions of a sum, if backwards alone have added to it in between, and no step has used it."""
+    earlier, later = pair
+    added = bisect_right(begun, later.clock) - bisect_right(begun, earlier.clock)
+    is_alone = (later.version or 0) - (earlier.version or 0) == added + 1
+    return later if added and is_alone and not _has_between(stepped, earlier.clock, later.clock) else None
 
 
 def frozen_step(steps: list[StepRecord], optimizer: Optimizer) -> WrongStep | None:

@@ -261,6 +261,8 @@ def wrong_gradients(failure: Failure) -> Diagnosis | None:
     if stepped is None:
         return None
     kind, values = str(stepped.values["kind"]), {"optimizer": stepped.name}
+    if filled is not None and filled.name:
+        values["name"] = filled.name
     step, backward = failure.site.user_frame, None if filled is None else filled.user_frame
     lines = source.step_by_scaler(step, backward) if kind == "scaled" and step and backward else ()
     return parts.diagnosis(
@@ -274,6 +276,7 @@ def wrong_gradients(failure: Failure) -> Diagnosis | None:
             *parts.label_of(filled, "note", f"label.fills_step_{kind}", values),
             *parts.used(failure, f"label.steps_{kind}{'_still' if kind == 'scaled' else ''}", values),
         ),
+        tensor=parts.tensor_of(filled, filled.name) if filled is not None and filled.name else None,
         fixes=(parts.fix(f"step_{kind}", "changed", values, lines=lines),),
     )
 
