@@ -5,8 +5,9 @@ buffer: what computed the value gets no gradient. Writes are followed in some ro
 write counts if it comes again in a later round, if a result with a graph is computed from the memory that it wrote, and
 if no parameter near the value was reached by a backward or changed until the end, while some optimizer has one.
 
-Networks are often frozen on purpose, so the value must have its graph when it is written; or it is made of parameters
-alone, under ``no_grad``; or it is detached, but written into a parameter, whose own gradient the loss computes.
+Networks are often frozen on purpose, so the value must have its graph when it is written, and nothing computed from the
+same parameters is detached; or it is made of parameters alone, under ``no_grad``; or it is detached, but written into a
+parameter, whose own gradient the loss computes.
 
 Row: ``value_written_past``. Roles: ``parameter`` (the first parameter near the value; ``values``: ``shape``, ``dtype``,
 ``device``, and ``parameters``, their number), ``written`` (the write; ``op``; ``name`` of the memory;
@@ -27,6 +28,7 @@ from gradsan import _torch
 from gradsan.detect.meaning.made import Making
 from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.detect.meaning.terms.constant_terms import leaves_near
+from gradsan.detect.meaning.terms.cut_terms import CutTerms
 from gradsan.detect.memory import Uncounted
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Frame
@@ -38,6 +40,8 @@ from gradsan.record.steps import RawBackward, read_backward
 
 ROW = "value_written_past"
 _LINES, _FOLLOWED, _ROUNDS = 32, 1_024, 2
+_GIVEN = "data ="
+"""The operation that gives a tensor the memory of a value."""
 
 
 @dataclass(slots=True, eq=False)
@@ -84,7 +88,7 @@ class WrittenValues(RoundDetector):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self._steps, self._making = run.steps, run.get(Making)
+        self._steps, self._making, self._left = run.steps, run.get(Making), run.get(CutTerms).left
         self._lines = self._notes(dict[Frame, _Written]())
         self._written = dict[int, tuple[_Written, ...]]()
         self._seen = set[int]()
@@ -111,14 +115,14 @@ class WrittenValues(RoundDetector):
 
     def _replaced(self, target: torch.Tensor, given: torch.Tensor, _: object, stack: RawStack) -> None:
         if self._is_of_thread():
-            self._write("data", target, [given], stack)
+            self._write(_GIVEN, target, [given], stack)
 
     def _write(self, op: str, target: torch.Tensor, values: list[torch.Tensor], stack: RawStack | None = None) -> None:
         storage = _torch.storage_or_none(target)
         read = self._read_from(values)
         leaves, is_whole = dict[int, torch.Tensor](), False
         # ``x[i] += y`` ends with an assignment of the view that it has written already.
-        for one in (one for one in values if _torch.storage_or_none(one) != storage):
+        for one in (one for one in values if op == _GIVEN or _torch.storage_or_none(one) != storage):
             own, is_own_whole = self._leaves_of(one)
             leaves.update((id(leaf), leaf) for leaf in own)
             is_whole = is_whole or is_own_whole
@@ -222,6 +226,8 @@ class WrittenValues(RoundDetector):
             one.is_trained = any(id(leaf) in reached or leaf.grad is not None for leaf in own)
             if one.is_trained:
                 continue
+            if any((left := self._left(leaf)) is not None and left.how == "detached" for leaf in own):
+                one.is_whole = False  # what is read beside the memory is cut off on purpose
             one.noted = one.noted or Noted(self._core, own)
             one.backward = entry.stack
             if not one.clues and (owned := self._owned(own)) is not None:
