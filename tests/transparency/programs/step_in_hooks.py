@@ -39,6 +39,7 @@ for ep, layer in enumerate((None, 2, 0)):
     print(l.item())
 net[4] = nn.Linear(8, 2)
 opt = torch.optim.Adagrad(net.parameters())
+opt.zero_grad()
 l = net(x).pow(2).mean()
 l.backward()
 opt.step()
