@@ -32,7 +32,7 @@ from gradsan.record.steps import RawBackward
 
 BYTES_KEPT = 256 * 2**20
 BYTES_OF_A_NOTE = 16 * 2**20
-_FEW, _HOLDERS = 8, 3
+_FEW, _HOLDERS, _ARRAYS = 8, 3, 32
 _FIRST, _AGAIN, _LINES = 16, 4, 1024
 _GIVES_ARRAY = ("numpy", "__array__")
 
@@ -188,7 +188,9 @@ class Exports(Detector):
         export = self._exports.get(key)
         if export is not None and export.arrays is not None:
             arrays = (*(one for one in export.arrays if one() is not None), weakref.ref(array))
-            self._exports[key] = export._replace(arrays=arrays, taken=self._core.clock)
+            # A program may keep one array for each round.
+            held = arrays if len(arrays) <= _ARRAYS else None
+            self._exports[key] = export._replace(arrays=held, taken=self._core.clock)
 
     def after_nodes(self, holder: Any, first: int, end: int) -> None:
         """Copy the values that the Nodes numbered ``first <= n < end`` saved in exported memory."""
