@@ -1,5 +1,4 @@
-"""What the backward of a custom Function returns: without the gradient it is given, without a graph of its own, or
-in memory that it writes again.
+"""What the backward of a custom Function returns: without the gradient it is given, or without a graph of its own.
 
 A backward that reads none of the gradients it is given is right only where these are one, or where forward is the
 identity.
@@ -11,11 +10,6 @@ element by element: the factor between what a backward gets and returns, which f
 slope of forward there. A factor of few values (a mask, a slope of leaky ReLU) has no derivative to be lost, and one
 that is no slope of forward (a surrogate, a straight-through estimate) is what the program defines.
 
-A gradient that several calls return for one input, in one tensor that each of them writes, is added up by the engine
-when all have returned: it counts the last value several times, not each one once.
-
-Row ``gradient_returned_again``: roles ``applied``, ``backward`` (``name`` of the tensor, if ``ctx`` has it) and
-``written`` (the write between two calls; ``op``).
 Row ``gradient_ignored``: role ``applied`` (the call of the Function; ``name`` of it), ``backward`` (its definition).
 Row ``second_derivative_lost``: these roles, ``backward`` with the ``name`` of what it reads from ``ctx``, if anything,
 and its ``values``: ``shape``, ``dtype``, ``device``.
@@ -27,7 +21,7 @@ import dis
 import functools
 import inspect
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
@@ -39,12 +33,12 @@ from gradsan._collector import cached_by_class
 from gradsan.graph.bytecode import functions_of, getattr_static
 from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.guarding import Guard, after_node, before_node
-from gradsan.record.log import Core, RawStack, logged_writes
+from gradsan.record.log import Core, RawStack
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import running_here
 
-IGNORED, LOST, AGAIN = "gradient_ignored", "second_derivative_lost", "gradient_returned_again"
-_FOLLOWED, _APPLIED_FIRST, _RETURNED = 2, 16, 256
+IGNORED, LOST = "gradient_ignored", "second_derivative_lost"
+_FOLLOWED, _APPLIED_FIRST = 2, 16
 _ELEMENTS, _FEWEST = 512, 32
 _LINEAR = frozenset(
     {
@@ -63,9 +57,6 @@ class FunctionBackwards:
         # By code: a class would live on.
         self._ignoring, self._seen = Counter[CodeType](), set[tuple[str, CodeType]]()
         self._applied = Counter[CodeType]()
-        self._returned_at = 0
-        self._returned: dict[Any, tuple[_torch.weak_tensor, int]] = {}
-        """What has been returned for which edge, with its version, by the backward that began at that clock."""
 
     def applied(self, kind: Any, node: Node, args: tuple[Any, ...], result: Any) -> None:
         """Follow the backward of a call that has made ``node``."""
@@ -77,8 +68,6 @@ class FunctionBackwards:
             self._follow(node, functools.partial(self._ran_ignoring, kind.__name__, code, self._core.stack(2)))
         self._applied[code] += 1
         count = self._applied[code]
-        if (AGAIN, code) not in self._seen and (count <= _APPLIED_FIRST or count & (count - 1) == 0):
-            self._follow(node, functools.partial(self._ran_again, kind.__name__, code, self._core.stack(2)))
         if (LOST, code) not in self._seen and (count <= _APPLIED_FIRST or count & (count - 1) == 0):
             self._follow_factor(kind, code, node, args, result)
 
@@ -93,45 +82,14 @@ class FunctionBackwards:
         if returned and is_read:
             self._report(IGNORED, name, code, stack)
 
-    def _ran_again(self, name: str, code: CodeType, stack: RawStack, given: Any, _: Any) -> None:
-        """Report a tensor that an earlier call has returned for the same input, and that was written since."""
-        entry, node = running_here(self._core), _torch.current_node()
-        if entry is None or node is None:
-            return
-        if self._returned_at != entry.clock:
-            self._returned_at = entry.clock
-            self._returned.clear()
-        for at, (child, number) in enumerate(node.next_functions[: len(given)]):
-            one = given[at]
-            if child is None or not torch.is_tensor(one) or len(self._returned) >= _RETURNED:
-                continue
-            leaf = getattr(child, "variable", None)
-            edge = (code, id(leaf) if leaf is not None else _torch.node_sequence(child), number)
-            before = self._returned.get(edge)
-            if before is not None and before[1] != one._version and id(before[0]()) == id(one):
-                storage = _torch.storage_or_none(one)
-                raws = [raw for raw in logged_writes(self._core, entry.clock) if raw.storage == storage]
-                written = [Clue("written", symbolise(raw.stack), op=raw.op) for raw in raws[-1:]]
-                self._report(AGAIN, name, code, stack, (_path_on_context(node, one), _torch.facts_of(one)), written)
-                return
-            self._returned[edge] = _torch.weak_tensor(one), int(one._version)
-
-    def _report(
-        self,
-        row: str,
-        name: str,
-        code: CodeType,
-        stack: RawStack,
-        read: Any = (None, {}),
-        others: Sequence[Clue] = (),
-    ) -> None:
+    def _report(self, row: str, name: str, code: CodeType, stack: RawStack, read: Any = (None, {})) -> None:
         if (row, code) in self._seen:
             return
         self._seen.add((row, code))
         frame = Frame(code.co_filename, code.co_firstlineno, code.co_name, is_user=True)
         path, facts = read
         backward = Clue("backward", Site((frame,)), name=path, values=facts)
-        clues = Clue("applied", symbolise(stack), name=name), backward, *others
+        clues = Clue("applied", symbolise(stack), name=name), backward
         entry = running_here(self._core)
         site = symbolise(stack if entry is None else entry.stack)
         self._found(Failure(row, "", "", site, clues, raised=False))
@@ -218,15 +176,6 @@ def _is_slope(x: torch.Tensor, y: torch.Tensor, returned: torch.Tensor, got: tor
     shown = (apart > 1e-4 * (x[-1] - x[0])) & (between.abs() > 0.1 * largest)
     near = (y.diff() / apart - between).abs() <= 0.15 * between.abs()
     return bool(shown.sum() >= _FEWEST // 2 and near[shown].double().mean() > 0.85)
-
-
-def _path_on_context(node: Any, tensor: torch.Tensor) -> str | None:
-    """The attribute of ``ctx`` that holds a tensor."""
-    from gradsan.detect.function_conflicts import kept_tensors
-
-    kind = _torch.function_class(node)
-    kept = kept_tensors(kind, vars(node)) if kind is not None else ()
-    return next((f"ctx.{path}" for path, one in kept if one is tensor), None)
 
 
 def _read_of_context(node: Any) -> tuple[str | None, dict[str, Any]]:

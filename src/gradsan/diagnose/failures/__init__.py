@@ -58,7 +58,6 @@ _CAUSES: Mapping[str, Callable[[Failure], Diagnosis | None]] = {
         (gradients.update_lost, ("update_not_differentiated",)),
         (gradients.hook_lost, ("hook_lost",)),
         (function_backwards.gradient_ignored, ("gradient_ignored",)),
-        (function_backwards.gradient_returned_again, ("gradient_returned_again",)),
         (function_backwards.second_derivative_lost, ("second_derivative_lost",)),
         (gradients.hook_repeated, ("hook_repeated",)),
         (gradients.hook_result_dropped, ("hook_result_dropped",)),

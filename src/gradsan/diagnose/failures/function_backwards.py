@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gradsan import source
-from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts
 from gradsan.model import Clue, Diagnosis, Failure, Site
 
@@ -31,35 +30,6 @@ def gradient_ignored(failure: Failure) -> Diagnosis | None:
         ),
         tensor=None,
         fixes=(parts.fix("multiply_by_gradient", "changed", values),),
-    )
-
-
-def gradient_returned_again(failure: Failure) -> Diagnosis | None:
-    """GS410, a warning, for a gradient that a custom backward returns in memory which it writes again."""
-    applied, backward, written = (failure.clue(role) for role in ("applied", "backward", "written"))
-    if applied is None or backward is None:
-        return None
-    name = backward.name or "?"
-    values = {
-        "function": applied.name or "?",
-        "name": name,
-        "writer": label_texts.as_written(None if written is None else written.op),
-    }
-    return parts.diagnosis(
-        failure,
-        "GS410",
-        "custom_backward_returns",
-        values=values,
-        severity="warning",
-        title="title.gradient_returned_again",
-        explanation="explanation.gradient_returned_again",
-        labels=(
-            *parts.label_of(applied, "note", "label.function_applied", {"name": applied.name or "?"}),
-            *parts.label_of(written, "written", "label.returned_gradient_written", values),
-            *parts.used(failure, "label.returned_gradient_added", values),
-        ),
-        tensor=parts.tensor_of(backward, backward.name) if backward.name else None,
-        fixes=(parts.fix("out_of_place", "changed", values, summary="help.return_own_gradient"),),
     )
 
 
