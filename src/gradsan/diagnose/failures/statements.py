@@ -266,10 +266,10 @@ def _out_argument(failure: Failure, values: Mapping[str, object]) -> tuple[Fix, 
 
 
 def _one_of_several_views(failure: Failure, values: Mapping[str, object]) -> tuple[Fix, ...]:
-    frame, indexed = failure.site.user_frame, parts.fix("index_base_instead", "preserved", values)
-    if frame is not None and (lines := source.parts_collected(frame, str(values["name"]))):
-        return (parts.fix("out_of_place", "preserved", values, lines=lines, summary="help.parts_collected"), indexed)
-    return (*new_tensor(failure, values, of_view=True), indexed)
+    frame, index = failure.site.user_frame, parts.fix("index_base_instead", "preserved", values)
+    if frame is not None and (new := source.parts_collected(frame, str(values["name"]))):
+        return (parts.fix("out_of_place", new.meaning, values, lines=new.lines, summary="help.parts_collected"), index)
+    return (*new_tensor(failure, values, of_view=True), index)
 
 
 def _unrecorded_view(failure: Failure, values: Mapping[str, object]) -> tuple[Fix, ...]:

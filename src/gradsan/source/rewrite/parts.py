@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeGuard
 
 from gradsan.model import Frame, Lines
-from gradsan.source.change import Edit, text_with
+from gradsan.source.change import changed_lines
+from gradsan.source.flow.writing import writing_at
 from gradsan.source.identifiers import leaf_name
-from gradsan.source.locate import statement_at
+from gradsan.source.locate import frame_of, statement_at
+from gradsan.source.rewrite.out_of_place import out_of_place
 from gradsan.source.rewrite.renewing import fresh_name
 from gradsan.source.rewrite.uncut import torch_in
 from gradsan.source.tree import SourceFile
@@ -21,6 +23,13 @@ _LOOPS = (ast.For, ast.While)
 _LEAVES = (ast.Break, ast.Continue, ast.Return, ast.Yield, ast.YieldFrom, ast.Await)
 
 
+class Collected(NamedTuple):
+    """The changed lines, and what they do to the gradients: a shorter iterable in ``zip`` may leave out some parts."""
+
+    lines: Lines
+    meaning: Literal["preserved", "changed"]
+
+
 class _Views(NamedTuple):
     """What a loop walks over: the parts of ``whole`` along ``dimension``, which the function ``join`` puts together."""
 
@@ -29,35 +38,35 @@ class _Views(NamedTuple):
     join: str
 
 
-def parts_collected(frame: Frame, name: str) -> Lines:
+def parts_collected(frame: Frame, name: str) -> Collected | None:
     """``for part in x.chunk(n): part += y`` with each part computed anew, and ``x`` joined of them after the loop.
 
-    Empty where the source does not show how, or nothing reads ``x`` afterwards. The statement at ``frame`` writes the
-    part called ``name``.
+    None where the source does not show how, where nothing reads ``x`` afterwards, or where the loop itself does, and so
+    what it has written. The statement at ``frame`` writes the part called ``name``.
     """
     place = statement_at(frame)
     loop = next((one for one in reversed(place.loops) if _binds(one, name)), None) if place is not None else None
     if place is None or not isinstance(loop, ast.For) or loop.orelse or place.node not in loop.body:
-        return ()
+        return None
     source, torch = place.source, torch_in(place.source)
     views = next(_walked(loop.target, loop.iter, name), None)
     if views is None or torch is None or any(isinstance(one, _LEAVES) for one in ast.walk(loop)):
-        return ()
-    if not _is_read_outside(source, views.whole, loop):
-        return ()
+        return None
+    whole = source.text(views.whole)
+    is_read_inside = any(source.text(one) == whole for node in loop.body for one in ast.walk(node) if _may_be(one))
+    if is_read_inside or not _is_read_outside(source, views.whole, loop):
+        return None
     changes = dict[int, str]()
     for node in loop.body:
-        if (text := _out_of_place(source, node, name)) is not None:
-            span = source.span(node)
-            changes |= {**dict.fromkeys(range(span.line, span.end_line + 1), ""), span.line: text}
+        if lines := _out_of_place(source, node, frame, name):
+            changes |= {line: text for _, line, text in lines}
         elif _writes(node, name):
-            return ()
+            return None
     first, last = source.span(loop.body[0]), source.span(loop.body[-1])
     head = source.span(loop)
     if first.line == head.line or not changes:
-        return ()
+        return None
     parts, outer, inner = fresh_name(source, "parts"), source.indent(loop), source.indent(first)
-    whole = source.text(views.whole)
     along = "" if views.dimension == "0" else f", dim={views.dimension}"
     joined = f"{outer}{whole} = {torch}.{views.join}({parts}{along})"
     end = last.end_line
@@ -66,11 +75,17 @@ def parts_collected(frame: Frame, name: str) -> Lines:
     text = changes.get(at, source.lines[at - 1])
     changes[at] = f"{text}\n{inner}{parts}.append({name})\n{joined}"
     changes[head.line] = f"{outer}{parts} = []\n{changes.get(head.line, source.lines[head.line - 1])}"
-    return tuple((source.file, line, one) for line, one in sorted(changes.items()))
+    changed = tuple((source.file, line, one) for line, one in sorted(changes.items()))
+    is_zipped = any(isinstance(one, ast.Name) and one.id == "zip" for one in ast.walk(loop.iter))
+    return Collected(changed, "changed" if is_zipped else "preserved")
 
 
 def _binds(loop: ast.AST, name: str) -> bool:
     return isinstance(loop, ast.For) and any(_is_name(one, name) for one in ast.walk(loop.target))
+
+
+def _may_be(node: ast.AST) -> TypeGuard[ast.expr]:
+    return isinstance(node, ast.Name | ast.Attribute)
 
 
 def _is_read_outside(source: SourceFile, whole: ast.expr, loop: ast.For) -> bool:
@@ -117,36 +132,11 @@ def _views_of(value: ast.expr) -> Iterator[_Views]:
         yield _Views(whole, "0" if along is None else ast.unparse(along), _JOINS[function])
 
 
-def _out_of_place(source: SourceFile, node: ast.stmt, name: str) -> str | None:
-    """The lines of ``part += y`` or ``part.add_(y).mul_(z)`` that bind ``part`` anew instead."""
-    span, indent = source.span(node), source.indent(node)
-    if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and node.target.id == name:
-        operator = _OPERATORS.get(type(node.op))
-        value = source.text(node.value)
-        value = value if isinstance(node.value, _PRIMARY) else f"({value})"
-        return None if operator is None else f"{indent}{name} = {name} {operator} {value}"
-    call, edits = node.value if isinstance(node, ast.Expr) else None, list[Edit]()
-    while isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
-        method = call.func.attr
-        if not method.endswith("_") or method.endswith("__"):
-            return None
-        end = source.span(call.func)
-        edits.append(Edit(type(end)(end.end_line, end.end_column - 1, end.end_line, end.end_column), ""))
-        call = call.func.value
-    if not edits or not isinstance(call, ast.Name) or call.id != name or span.line != span.end_line:
-        return None
-    return f"{indent}{name} = {text_with(source, span, edits).strip()}"
-
-
-_PRIMARY = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.Constant)
-_OPERATORS = {
-    ast.Add: "+",
-    ast.Sub: "-",
-    ast.Mult: "*",
-    ast.Div: "/",
-    ast.Pow: "**",
-    ast.MatMult: "@",
-}
+def _out_of_place(source: SourceFile, node: ast.stmt, frame: Frame, name: str) -> Lines:
+    """The lines of a statement that writes the part, which bind it anew instead."""
+    at = frame_of(source, node, frame)
+    written = writing_at(at)
+    return changed_lines(source.file, out_of_place(at, written.op)) if written and written.target == name else ()
 
 
 def _writes(node: ast.stmt, name: str) -> bool:

@@ -11,8 +11,7 @@ parameter, whose own gradient the loss computes.
 
 Row: ``value_written_past``. Roles: ``parameter`` (the first parameter near the value; ``values``: ``shape``, ``dtype``,
 ``device``, and ``parameters``, their number), ``written`` (the write; ``op``; ``name`` of the memory;
-``values`` as above), ``holder`` (the
-optimizer).
+``values`` as above), ``holder`` (the optimizer).
 """
 
 from __future__ import annotations
@@ -265,7 +264,7 @@ def _node_of(value: torch.Tensor) -> Any:
 
 def _is_write(op: str) -> bool:
     if op.endswith("__"):
-        return op == "__setitem__" or op.startswith("__i")
+        return op == "__setitem__" or (op.startswith("__i") and op != "__invert__")
     return op.endswith("_")
 
 

@@ -1,0 +1,43 @@
+"""Parts of one call that a loop writes: computed anew and joined, where the source shows that nothing is lost."""
+
+import pytest
+
+from gradsan.model import Frame
+from gradsan.source import parts_collected
+
+_PROGRAM = """import torch
+def changed(x, means):
+    for {target} in {walked}:
+        {write}
+    return x
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "walked", "write", "made"),
+    [
+        ("part", "x", "part += 1", ("part = part + 1", "torch.stack(parts)", "preserved")),
+        ("part", "x.chunk(2, -1)", "part.mul_(2)", ("part = part.mul(2)", "torch.cat(parts, dim=-1)", "preserved")),
+        ("i, part", "enumerate(x.split(3))", "part -= i", ("part = part - i", "torch.cat(parts)", "preserved")),
+        (
+            "part, m",
+            "zip(x.unbind(1), means)",
+            "part -= m",
+            ("part = part - m", "torch.stack(parts, dim=1)", "changed"),
+        ),
+        ("part", "x.chunk(2)", "part += x.mean()", None),
+        ("part", "x.chunk(2)", "part[0] = 1", None),
+        ("part", "make().chunk(2)", "part += 1", None),
+    ],
+)
+def test_parts_changed_in_a_loop(tmp_path, target, walked, write, made):
+    path = tmp_path / "train.py"
+    path.write_text(_PROGRAM.format(target=target, walked=walked, write=write))
+    found = parts_collected(Frame(str(path), 4, "changed", is_user=True), "part")
+    if made is None or found is None:
+        assert found is made
+    else:
+        text = "\n".join(one for _, _, one in found.lines)
+        assert made[0] in text
+        assert made[1] in text
+        assert found.meaning == made[2]
