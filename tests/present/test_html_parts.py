@@ -111,13 +111,12 @@ def test_each_code_has_its_page_once(language):
 
 
 @each("language", ["en", "zh"])
-@each("code", [entry.code for entry in codes()])
-def test_every_page_becomes_html(code, language):
-    diagnosis = dataclasses.replace(bridge().diagnoses[0], code=code)
-    text = render_html(dataclasses.replace(bridge(), diagnoses=(diagnosis,)), language=language, cwd=SOURCES)
-    read = Page(text)
+def test_every_page_becomes_html(language):
+    (first, *_) = bridge().diagnoses
+    diagnoses = tuple(dataclasses.replace(first, code=entry.code) for entry in codes())
+    read = Page(render_html(dataclasses.replace(bridge(), diagnoses=diagnoses), language=language, cwd=SOURCES))
     assert read.loads == []
-    assert f"about-{code}" in read.ids
+    assert {f"about-{entry.code}" for entry in codes()} <= set(read.ids)
     assert not re.search(r"(?m)^(##|```|\|[- ])", read.text)
 
 
