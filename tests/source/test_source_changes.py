@@ -385,6 +385,7 @@ def test_detach_finds_out_the_shape(tmp_path, text, name, new):
         ("y = f(xs[i])", "xs[i]", "y = f(xs[i].clone())"),
         ("y = torch.sigmoid(x)", "y", "y = torch.sigmoid(x).clone()"),
         ("x = a @ b", "x", "x = (a @ b).clone()"),
+        ("ctx.x = x.detach().numpy()", "ctx.x", "ctx.x = x.detach().numpy().copy()"),
         ("y, z = f(x)", "y", "+y = y.clone()"),
         ("return_ = f(x)", "w", None),
         ("y = self.act(x)", "self.act", None),

@@ -115,7 +115,7 @@ def _without_consequences(found: tuple[Diagnosis, ...]) -> tuple[Diagnosis, ...]
     the values that were computed from them are written past autograd.
     """
     starved = {
-        (one.tensor and one.tensor.name, label.frame.file, label.frame.line)
+        (one.title.values["name"], label.frame.file, label.frame.line)
         for one in found
         if one.cause == "gradient_thrown_away" and one.severity == "warning"
         for label in one.labels

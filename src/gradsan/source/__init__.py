@@ -117,8 +117,8 @@ _NAMES = {
     "rewrite.detached": "detach_own_reads detach_reads is_repeated taken_from walked_values",
     "rewrite.filled": "all_under_no_grad cut_before_written detach_behind_loop reads_filled",
     "rewrite.functions": (
-        "bind_early copy_saved_early earlier_reads gradients_for_inputs kept_on_context mark_dirty rebound_at "
-        "save_for_backward saved_early without_once_differentiable"
+        "bind_early copy_saved_early earlier_reads gradients_for_inputs kept_on_context mark_dirty name_kept "
+        "rebound_at save_for_backward saved_early without_once_differentiable"
     ),
     "rewrite.given": "may_step steps_one_of",
     "rewrite.leaves": (

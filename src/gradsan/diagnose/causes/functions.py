@@ -102,7 +102,11 @@ def context_attribute(facts: Facts) -> Diagnosis | None:
         ),
         fixes=value_fixes.for_context(facts),
     )
-    return replace(found, tensor=None if found.tensor is None else replace(found.tensor, name=kept))
+    # The tensor's own name, where the forward keeps a variable: "running, kept by RunningMean as mean".
+    own = (
+        source.name_kept(definition, attribute) if definition is not None and attribute == conflict.save.slot else None
+    )
+    return replace(found, tensor=None if found.tensor is None else replace(found.tensor, name=own or kept))
 
 
 def missing_mark_dirty(facts: Facts) -> Diagnosis | None:

@@ -137,7 +137,7 @@ def thrown_away(failure: Failure) -> Diagnosis | None:
             *parts.label_of(cleared, "written", "label.cleared_unused", values),
             *(() if is_idle else parts.label_of(stepped, "note", "label.steps_without", values)),
         ),
-        tensor=parts.tensor_of(gradient) if gradient.name else None,
+        tensor=parts.tensor_of(gradient, f"{gradient.name}.grad") if gradient.name else None,
         fixes=(
             Fix.worded("help.step_behind_backward", {}, missed)
             if missed

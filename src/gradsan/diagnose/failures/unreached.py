@@ -258,6 +258,8 @@ def value_written_past(failure: Failure) -> Diagnosis:
     }
     how = Message("help.use_it_how", {"name": values["parameter"]})
     recorded = Fix("use_it", "changed", Message("help.record_written", dict(values)), how_changed=how)
+    # What is copied is the parameter itself; what is computed has the name of the memory it is written into.
+    is_copied = parameter is not None and bool(parameter.count("is_copied"))
     return parts.diagnosis(
         failure,
         "GS421",
@@ -269,7 +271,7 @@ def value_written_past(failure: Failure) -> Diagnosis:
             *parts.label_of(written, "written", "label.value_written_past", values),
             *parts.used(failure, "label.not_reached_past", values),
         ),
-        tensor=parts.tensor_of(written) if written is not None and written.name else _tensor(parameter),
+        tensor=parts.tensor_of(written) if written and written.name and not is_copied else _tensor(parameter),
         fixes=(recorded,),
     )
 

@@ -18,6 +18,9 @@ from gradsan.source.tree import FunctionNode, SourceFile, read_source
 _Method = ast.FunctionDef | ast.AsyncFunctionDef
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _NO_CHANGE = ("detach", "contiguous")
+_SAME_MEMORY = frozenset(
+    {*_NO_CHANGE, "data", "numpy", "squeeze", "t", "T", "transpose", "unsqueeze", "view", "view_as"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,30 @@ def kept_on_context(frame: Frame, attribute: str) -> Frame | None:
     source, forward = found
     places = list(_kept(source, forward, attribute))
     return _frame(source, places[0][1], frame.file) if len(places) == 1 else None
+
+
+def name_kept(frame: Frame, attribute: str) -> str | None:
+    """The name of what ``ctx.<attribute> = x.detach().numpy()`` keeps, ``x``; ``frame`` defines forward."""
+    found = _function_at(frame)
+    kept = [] if found is None else [node for _, node in _kept(*found, attribute)]
+    if len(kept) != 1:
+        return None
+    target, value = kept[0].targets[0], kept[0].value
+    if isinstance(target, ast.Tuple):
+        places = [place for place, one in enumerate(target.elts) if leaf_name(one) == attribute]
+        if not isinstance(value, ast.Tuple) or len(value.elts) != len(target.elts) or len(places) != 1:
+            return None
+        value = value.elts[places[0]]
+    while (inner := _same_memory(value)) is not None:
+        value = inner
+    return chain_key(value)
+
+
+def _same_memory(value: ast.expr) -> ast.expr | None:
+    """``x`` of ``x.detach()``, ``x.numpy()``, ``x.view(...)`` and ``x.data``; None of anything else."""
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        return value.func.value if value.func.attr in _SAME_MEMORY else None
+    return value.value if isinstance(value, ast.Attribute) and value.attr in _SAME_MEMORY else None
 
 
 def save_for_backward(frame: Frame, attribute: str) -> tuple[Change, ...]:

@@ -93,7 +93,9 @@ def clone_at_save(frame: Frame, name: str, *, is_output: bool = True) -> Change 
         if binding is None:
             return None
         if binding.value is not None and _has_own_value(binding) and not isinstance(node, ast.AugAssign):
-            return edited(source, wrapped(source, binding.value, node, "{}.clone()"), "clone_at_save")
+            is_array = isinstance(binding.value, ast.Call) and leaf_name(binding.value.func) == "numpy"
+            copied = "{}.copy()" if is_array else "{}.clone()"
+            return edited(source, wrapped(source, binding.value, node, copied), "clone_at_save")
         return insert_after(source, node, f"{name} = {name}.clone()", "clone_at_save")
     reads = [place for place in _own(within) if _reads_whole(source, place, name)]
     edits = [Edit.after(span, ".clone()") for span in map(source.span, reads)]

@@ -10,8 +10,8 @@ same parameters is detached; or it is made of parameters alone, under ``no_grad`
 parameter, whose own gradient the loss computes.
 
 Row: ``value_written_past``. Roles: ``parameter`` (the first parameter near the value; ``values``: ``shape``, ``dtype``,
-``device``, and ``parameters``, their number), ``written`` (the write; ``op``; ``name`` of the memory;
-``values`` as above), ``holder`` (the optimizer).
+``device``, ``parameters``, their number, and ``is_copied``, whether it was written itself), ``written`` (the write;
+``op``; ``name`` of the memory; ``values`` as above), ``holder`` (the optimizer).
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ _GIVEN = "data ="
 class _Written:
     """Writes of one line: their memory and the leaves near what was written, weakly held.
 
-    ``rounds`` is how many rounds had one; ``is_whole`` whether what was written was meant to be trained for all that
-    the write shows: if not, it counts where the memory is that of a parameter of the loss (``is_parameter``).
+    ``rounds`` is how many rounds had one; ``is_copied`` whether a parameter was written itself; ``is_whole`` whether
+    what was written was meant to be trained for all that the write shows: if not, it counts where the memory is that
+    of a parameter of the loss (``is_parameter``).
     """
 
     stack: RawStack
@@ -58,6 +59,7 @@ class _Written:
     storage: int
     leaves: dict[int, _torch.weak_tensor]
     is_whole: bool
+    is_copied: bool
     rounds: int = 0
     is_read: bool = False
     is_parameter: bool = False
@@ -125,13 +127,21 @@ class WrittenValues(RoundDetector):
             own, is_own_whole = self._leaves_of(one)
             leaves.update((id(leaf), leaf) for leaf in own)
             is_whole = is_whole or is_own_whole
-        if storage and leaves and (line := self._line(op, target, leaves, is_whole, stack)) is not None:
+        is_copied = len(leaves) == 1 and any(one is value for one in leaves.values() for value in values)
+        line = self._line(op, target, leaves, is_whole, is_copied, stack) if storage and leaves else None
+        if line is not None:
             read = (*read, line)
         if storage and read:
             self._written[storage] = tuple(dict.fromkeys((*self._written.get(storage, ()), *read)))
 
     def _line(
-        self, op: str, target: torch.Tensor, leaves: dict[int, torch.Tensor], is_whole: bool, stack: RawStack | None
+        self,
+        op: str,
+        target: torch.Tensor,
+        leaves: dict[int, torch.Tensor],
+        is_whole: bool,
+        is_copied: bool,
+        stack: RawStack | None,
     ) -> _Written | None:
         storage = _torch.storage_or_none(target)
         # A parameter that is written itself, as by an average of weights, is no memory for what others compute.
@@ -145,7 +155,8 @@ class WrittenValues(RoundDetector):
         if known is None:
             if len(self._lines) >= _LINES or not self.is_before_first_backward:
                 return None
-            known = _Written(stack, op, _name_of(storage), _torch.facts_of(target), storage, {}, is_whole)
+            name, facts = _name_of(storage), _torch.facts_of(target)
+            known = _Written(stack, op, name, facts, storage, {}, is_whole, is_copied)
             self._lines[frame] = known
         if id(known) not in self._seen:
             self._seen.add(id(known))
@@ -277,7 +288,7 @@ def _name_of(storage: int) -> str | None:
 
 def _clues(one: _Written, owned: tuple[torch.Tensor, str], leaves: list[torch.Tensor]) -> tuple[Clue, ...]:
     leaf, holder = owned
-    values = {**_torch.facts_of(leaf), "parameters": len(leaves)}
+    values = {**_torch.facts_of(leaf), "parameters": len(leaves), "is_copied": int(one.is_copied)}
     return (
         Clue("parameter", name=naming.name_of(leaf, sys._getframe(1)), values=values),
         Clue("written", symbolise(one.stack), name=one.name, op=one.op, values=one.facts),
