@@ -47,6 +47,17 @@ def test_a_view_made_without_autograd_is_written(x):
     assert gradient_of(x, whole.sum()) == [[3, 3, 3], [1, 1, 1]]
 
 
+def test_a_part_is_written_from_an_overlapping_one(x):
+    with carrying("own_sources"):
+        wave, out = x.flatten()[:4] * 1, torch.arange(4.0)
+        wave[1:] += wave[:-1]
+        wave[2:].sub_(other=wave[1:-1])
+        torch.mul(out[:-1], 2, out=out[1:])
+    assert out.tolist() == [0, 0, 2, 4]
+    loss = (wave * torch.tensor([1.0, 10, 100, 1000])).sum()
+    assert gradient_of(x, loss) == [[-89, -990, 100], [1000, 0, 0]]
+
+
 def test_an_expanded_tensor_is_written():
     w = torch.ones(3, requires_grad=True)
     with carrying("own_memory"):

@@ -53,6 +53,7 @@ OUT_OF_PLACE = [
     ("n = x.long()\nn <<= 2", "__ilshift__", "n = n << 2"),
     ("n = x.long()\nn >>= 1", "__irshift__", "n = n >> 1"),
     ("box.h += y", "__iadd__", "box.h = box.h + y"),
+    ("z = x.detach().sub_(y).abs_().max()", "sub_", "z = x.detach().sub(y).abs().max()"),
     ("d['k'] *= y", "__imul__", "d['k'] = d['k'] * y"),
     ("if True: x += y  # stays", "__iadd__", "if True: x = x + y  # stays"),
     ("if True:\n\tx += y", "__iadd__", "\tx = x + y"),
@@ -102,6 +103,8 @@ OUT_OF_PLACE = [
     ("z = [q.mul_(2) for q in (x.clone(), y.clone())]", "mul_", "z = [q.mul(2) for q in (x.clone(), y.clone())]"),
 ]
 NOT_OUT_OF_PLACE = [
+    ("x.detach().abs_()", "abs_"),
+    ("z = x.data.abs_().max()", "abs_"),
     ("x[0] = v[0]", "__setitem__"),
     ("x[0] += v[0]", "__iadd__"),
     ("x[:, 0].mul_(2)", "mul_"),

@@ -113,7 +113,7 @@ _NAMES = {
         "differentiated floating_from_start gradient_in_shape graph_for_gradient input_itself keep_graph_from "
         "sum_differentiated wanted_where_bound"
     ),
-    "rewrite.copied": "clone_argument clone_given clone_handed_out handed_out",
+    "rewrite.copied": "clone_argument clone_given clone_handed_out clone_source handed_out",
     "rewrite.detached": "detach_own_reads detach_reads is_repeated taken_from walked_values",
     "rewrite.filled": "all_under_no_grad cut_before_written detach_behind_loop reads_filled",
     "rewrite.functions": (

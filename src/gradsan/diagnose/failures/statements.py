@@ -1,7 +1,6 @@
 """Statements that PyTorch rejects: common parts of their diagnoses, and a table of those with a single cause.
 
-The statement is found and shown in the same way for all
-(:func:`gradsan.diagnose.failures.statements.stopped`); a row of ``REFUSED`` holds the differences.
+The statement is found and shown in the same way for all (:func:`stopped`); a row of ``REFUSED`` holds the differences.
 """
 
 from __future__ import annotations
@@ -284,7 +283,8 @@ def _unrecorded_view(failure: Failure, values: Mapping[str, object]) -> tuple[Fi
 
 
 def _overlap(failure: Failure, values: Mapping[str, object]) -> tuple[Fix, ...]:
-    return (parts.fix("clone_source", "preserved", values), *new_tensor(failure, values)[:1])
+    copied = parts.fix("clone_before_mutation", "preserved", values, lines=changed(failure, source.clone_source))
+    return (*new_tensor(failure, values)[:1], replace(copied, summary=Message("help.clone_source")))
 
 
 def _new_tensor(failure: Failure, values: Mapping[str, object]) -> tuple[Fix, ...]:

@@ -19,6 +19,7 @@ from gradsan.source.identifiers import chain_key, leaf_name, local_nodes
 from gradsan.source.locate import statement_at
 from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.rewrite.out_of_place import out_of_place
+from gradsan.source.rewrite.scatter import part_out_of_place
 from gradsan.source.rewrite.suggest import clone_before
 from gradsan.source.tree import SourceFile, indentation_of, read_source
 
@@ -220,11 +221,12 @@ def views_after_write(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     """Make the views after the write; the same with a write out of place; and only that, which the views do not see."""
     made = blocks.first(diagnosis, "created")
     written = blocks.labels(diagnosis, "written")
-    if diagnosis.cause != "view_base_written" or len(written) != 1:
+    # ``x[:, 1:] += y`` writes twice: the part, and the whole that takes it back.
+    if diagnosis.cause != "view_base_written" or len({(one.frame.file, one.frame.line) for one in written}) != 1:
         return ()
-    frame = written[0].frame
-    op = written[0].op or ""
-    new = out_of_place(frame, op) or clone_before(frame, op)
+    frame, ops = written[0].frame, [one.op or "" for one in written]
+    suggested = (suggest(frame, op) for suggest in (out_of_place, part_out_of_place, clone_before) for op in ops)
+    new = next((change for change in suggested if change is not None), None)
     pair = None if made is None else blocks.in_one_block(made, written[0])
     found: list[Fix] = []
     if pair is not None and _may_swap(*pair):

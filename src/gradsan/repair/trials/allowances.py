@@ -39,12 +39,14 @@ _CARRIED = frozenset(
         "own_memory",
         "own_leaf_views",
         "own_results",
+        "own_sources",
         "read_values",
         "read_other_values",
     }
 )
 _REFUSED_LEAF = ("a leaf Variable that requires grad", "a view of a leaf Variable")
 _REFUSED_OUT = "don't support automatic diff"
+_REFUSED_SOURCE = "some elements of the input tensor and the written-to tensor refer to a single memory location"
 _REFUSED_READING = "Can't call numpy() on Tensor that requires grad"
 
 
@@ -61,6 +63,7 @@ def allow(names: Iterable[str]) -> None:
     ``without_checkpoint``: checkpointed functions are run once, and their saved tensors are kept.
     ``no_inference``: inference mode is ``no_grad``.
     ``own_results``: views that Functions return have memory of their own; reading what they viewed later ends the run.
+    ``own_sources``: what a write reads of the memory that it writes is a copy from before.
     ``release_gradients``: ``zero_grad`` fills copies with zeros, so that a graph on the gradients stays.
     ``gathered_values``: values gathered by ``fully_shard`` are kept as the forward had them, as copies.
     ``read_values``: ``numpy()`` of a tensor that requires grad gives a copy; ``read_other_values``: one of other
@@ -271,6 +274,11 @@ class _Carrying(TorchFunctionMode):
         except RuntimeError as failure:
             if _REFUSED_READING in str(failure) and self._wanted & {"read_values", "read_other_values"}:
                 return func(self._read(args[0]), *args[1:], **named)
+            if _REFUSED_SOURCE in str(failure) and "own_sources" in self._wanted:
+                written = named.get("out", args[0])
+                return func(
+                    *(_apart(one, written) for one in args), **{key: _apart(one, written) for key, one in named.items()}
+                )
             if not self._may_write(failure) or self._loses_graph(failure, args):
                 raise
             return self._written(func, args, named)
@@ -383,6 +391,16 @@ def _in_own_memory(result: Any) -> Any:
         return result
     is_expanded = any(size > 1 and not stride for size, stride in zip(result.shape, result.stride(), strict=True))
     return result.clone() if is_expanded else result
+
+
+def _apart(source: Any, written: Any) -> Any:
+    """A copy of a tensor that shares memory with the one that is ``written``; anything else, and that one, itself."""
+    is_shared = (
+        torch.is_tensor(source)
+        and source is not written
+        and _torch.storage_or_none(source) == _torch.storage_or_none(written)
+    )
+    return source.clone() if is_shared else source
 
 
 def _is_unrecorded_view(result: Any, args: Any) -> bool:

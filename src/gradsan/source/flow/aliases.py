@@ -10,8 +10,8 @@ from pathlib import Path
 from gradsan.source.flow.reaching import Definition, reaching
 from gradsan.source.flow.scopes import arguments_of
 from gradsan.source.flow.targets import aliased_expression
-from gradsan.source.identifiers import bindings_of, chain_key, leaf_name, local_nodes, parameters
-from gradsan.source.methods import PIECES
+from gradsan.source.identifiers import bindings_of, chain_key, dotted_path, leaf_name, local_nodes, parameters
+from gradsan.source.methods import FUNCTIONS_MAKING_NEW, MAKING_NEW, PIECES
 from gradsan.source.tree import FunctionNode, SourceFile, read_source
 
 _DEPTH = 3
@@ -188,3 +188,17 @@ def _is_whole(value: ast.expr) -> bool:
 def _is_view_of(source: SourceFile, value: ast.expr, wholes: set[str]) -> bool:
     """Whether a statement only takes a view: what reads that is looked for itself."""
     return _is_whole(value) and bool(shared_names(source, value) & wholes)
+
+
+def is_just_made(source: SourceFile, node: ast.expr) -> bool:
+    """Whether an expression gives a new tensor: arithmetic, or what always makes one."""
+    if isinstance(node, ast.BinOp):
+        return True
+    if not isinstance(node, ast.Call) or any(keyword.arg in ("out", "inplace") for keyword in node.keywords):
+        return False
+    is_torch = (dotted_path(source, node.func) or "").startswith("torch.")
+    if is_torch:
+        return leaf_name(node.func) in MAKING_NEW | FUNCTIONS_MAKING_NEW
+    # ``self.norm(x)`` is a module's or a method of the user's own.
+    is_method = isinstance(node.func, ast.Attribute) and leaf_name(node.func.value) != "self"
+    return is_method and leaf_name(node.func) in MAKING_NEW

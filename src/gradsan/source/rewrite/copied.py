@@ -11,8 +11,8 @@ from gradsan.source.flow.aliases import share_memory
 from gradsan.source.flow.rounds import in_same_function
 from gradsan.source.flow.targets import written_expression
 from gradsan.source.identifiers import dotted_path, leaf_name
-from gradsan.source.locate import expressions_at
-from gradsan.source.methods import MAKING_NEW
+from gradsan.source.locate import expressions_at, statement_at
+from gradsan.source.methods import ALIASING_METHODS, MAKING_NEW
 from gradsan.source.rewrite.rebinding import can_rebind
 from gradsan.source.tree import SourceFile
 
@@ -35,6 +35,29 @@ def clone_given(frame: Frame, chosen: Callable[[ast.Call], ast.expr | None]) -> 
     edits = [] if is_primary else [Edit.before(span, "(")]
     edits.append(Edit.after(span, ".clone()" if is_primary else ").clone()"))
     return edited(source, edits, "clone_before")
+
+
+def clone_source(frame: Frame) -> Change | None:
+    """``x[1:] += x[:-1].clone()``: a copy of the one operand that may be a view, of a write that reads its own memory.
+
+    None where several operands may be.
+    """
+    statement = statement_at(frame)
+    node = None if statement is None else statement.node
+    if statement is None or not isinstance(node, ast.AugAssign | ast.Assign | ast.Expr):
+        return None
+    call = node.value if isinstance(node, ast.Expr) else None
+    operands = [*call.args, *(one.value for one in call.keywords)] if isinstance(call, ast.Call) else [node.value]
+    views = [one for one in operands if _may_be_view(one)]
+    if len(views) != 1 or (isinstance(node, ast.Assign) and not isinstance(node.targets[0], ast.Subscript)):
+        return None
+    return edited(statement.source, [Edit.after(statement.source.span(views[0]), ".clone()")], "clone_before")
+
+
+def _may_be_view(node: ast.expr) -> bool:
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Attribute) and node.func.attr in ALIASING_METHODS
+    return isinstance(node, ast.Name | ast.Attribute | ast.Subscript)
 
 
 def clone_handed_out(frame: Frame, bypass: str) -> Change | None:

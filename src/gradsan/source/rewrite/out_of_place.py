@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited, text_with, without_keyword
-from gradsan.source.flow.aliases import is_read_whole_after, set_back
+from gradsan.source.flow.aliases import is_just_made, is_read_whole_after, set_back
 from gradsan.source.flow.targets import target_at
 from gradsan.source.identifiers import (
     chain_key,
@@ -21,8 +21,6 @@ from gradsan.source.identifiers import (
 from gradsan.source.locate import expressions_at, statement_at
 from gradsan.source.methods import (
     CHANGING_METADATA,
-    FUNCTIONS_MAKING_NEW,
-    MAKING_NEW,
     OVERWRITING,
     WITHOUT_COUNTERPART,
     is_inplace_method,
@@ -66,14 +64,15 @@ def out_of_place(frame: Frame, op: str) -> Change | None:
     ``x += y`` becomes ``x = x + y``, ``x.mul_(2).sigmoid_()`` becomes ``x = x.mul(2).sigmoid()``. None where no such
     line is equivalent: a write through a view or an index (see ``clone_before``), a module's parameter, a variable of
     another scope, an operation without a counterpart. The change's notes say who may still see the old values.
-    ``torch.exp(x).mul_(y)`` writes a value that nothing else holds: ``torch.exp(x).mul(y)``.
+    ``torch.exp(x).mul_(y)`` writes a value that nothing else holds: ``torch.exp(x).mul(y)``. Of ``x.detach().abs_()``
+    the result is meant, where it is used: ``x.detach().abs()``.
     """
     found = target_at(frame, op)
     if found is None:
         return _temporary(frame, op)
-    if found[1].through_view:
-        return None
     source, node, target = found[0].source, found[0].node, found[1].node
+    if found[1].through_view:
+        return _of_detached(source, node, target) if isinstance(node, ast.Call) else None
     if isinstance(node, ast.AugAssign):
         return _augmented(source, node)
     return _call(source, node, target) if isinstance(node, ast.Call) else None
@@ -91,30 +90,33 @@ def _temporary(frame: Frame, op: str) -> Change | None:
     if len(found) != 1:
         return None
     source, call = found[0]
+    _, base, edits = _methods_around(source, call)
+    return edited(source, edits, _KIND) if edits and is_just_made(source, base) else None
+
+
+def _of_detached(source: SourceFile, call: ast.Call, target: ast.expr) -> Change | None:
+    """The same for methods of ``x.detach()`` whose result is used."""
+    outermost, base, edits = _methods_around(source, call)
+    inner = _called_on(base)
+    if not edits or inner is None or isinstance(source.parents[outermost][0], ast.Expr):
+        return None
+    if leaf_name(getattr(base, "func", base)) != "detach" or chain_key(inner) != chain_key(target):
+        return None
+    return edited(source, edits, _KIND, notes_on_rebinding(source, target))
+
+
+def _methods_around(source: SourceFile, call: ast.Call) -> tuple[ast.Call, ast.expr, list[Edit]]:
+    """The outermost of a chain of in-place methods, what the first is called on, and edits that make all new."""
     while (outer := _outer_call(source, call)) is not None:
         call = outer
     base: ast.expr = call
     edits: list[Edit] = []
     while isinstance(base, ast.Call) and isinstance(base.func, ast.Attribute) and is_inplace_method(base.func.attr):
         if base.func.attr in OVERWRITING | CHANGING_METADATA | WITHOUT_COUNTERPART:
-            return None
+            return call, base, []
         edits.append(_drop_underscore(source, base.func))
         base = base.func.value
-    return edited(source, edits, _KIND) if edits and _is_just_made(source, base) else None
-
-
-def _is_just_made(source: SourceFile, node: ast.expr) -> bool:
-    """Whether an expression gives a new tensor: arithmetic, or what always makes one."""
-    if isinstance(node, ast.BinOp):
-        return True
-    if not isinstance(node, ast.Call) or any(keyword.arg in ("out", "inplace") for keyword in node.keywords):
-        return False
-    is_torch = (dotted_path(source, node.func) or "").startswith("torch.")
-    if is_torch:
-        return leaf_name(node.func) in MAKING_NEW | FUNCTIONS_MAKING_NEW
-    # ``self.norm(x)`` is a module's or a method of the user's own.
-    is_method = isinstance(node.func, ast.Attribute) and leaf_name(node.func.value) != "self"
-    return is_method and leaf_name(node.func) in MAKING_NEW
+    return call, base, edits
 
 
 def result_out_of_place(frame: Frame, op: str) -> Change | None:

@@ -14,6 +14,7 @@ from gradsan.source.flow.scopes import arguments_of
 from gradsan.source.flow.targets import aliased_expression
 from gradsan.source.flow.writing import written_root
 from gradsan.source.identifiers import bindings_of, binds, chain_key, constant_key, leaf_name, local_nodes, parameters
+from gradsan.source.methods import is_inplace_name
 from gradsan.source.tree import FunctionNode, SourceFile, Span
 
 _Loop: TypeAlias = ast.For | ast.AsyncFor | ast.While | ast.comprehension
@@ -116,8 +117,10 @@ def is_written_for_caller(source: SourceFile, target: ast.expr, operation: ast.e
     function = source.function(target)
     if not isinstance(target, ast.Name) or not isinstance(function, ast.FunctionDef):
         return False
-    if isinstance(source.statement(operation), ast.Assign) and not isinstance(operation, ast.Subscript):
-        return False  # ``mixed = x.mul_(a)`` goes on with the result
+    user, is_bound = source.parents[operation][0], isinstance(source.statement(operation), ast.Assign)
+    is_read = isinstance(operation, ast.Call) and isinstance(user, ast.Attribute) and not is_inplace_name(user.attr)
+    if is_read or (is_bound and not isinstance(operation, ast.Subscript)):
+        return False  # ``mixed = x.mul_(a)`` and ``log(x.abs_().mean())`` go on with the result
     if not _is_argument(source, target):
         return False
     if _is_returned(source, function, target.id):
