@@ -199,3 +199,26 @@ class Soft:
     assert possible(source) == []
     # A forward pass of known parameters is a graph.
     assert possible(source.replace("seen, reward = (", "seen, reward = (self.value(one) * ")) != []
+
+
+def test_rounds_that_another_file_makes_share_no_graph_even_maybe() -> None:
+    source = """
+import torch
+from tracking import Settings, monitor
+
+
+class Fitting(Settings):
+    def prepare(self):
+        self.network = torch.nn.Linear(2, 2)
+        self.opt = torch.optim.SGD(self.network.parameters(), lr=0.1)
+
+    def fit(self):
+        for _ in range(3):
+            for x, y in monitor.iterate("fitting", self.pairs):
+                self.opt.zero_grad()
+                (self.network(x) - y).square().mean().backward()
+                self.opt.step()
+"""
+    assert possible(source) == []
+    # Given a value with a graph, that graph may be shared by all.
+    assert possible(source.replace("self.pairs)", "torch.nn.Linear(2, 2)(self.pairs))")) != []

@@ -9,6 +9,7 @@ from gradsan.lint.engine.state import State
 from gradsan.lint.engine.values import (
     MAYBE,
     NO,
+    YES,
     Bag,
     Choice,
     ClassValue,
@@ -274,7 +275,7 @@ class Libraries(Methods):
             return tensors * 2 if len(tensors) == 1 else tensors
         if isinstance(value, Tensor) and value.is_certain and not value.is_array:
             return self.rounds_of(self.pieces(value, node, state), node, state)
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and not _is_made_by_rounds(value.node):
             return [self.part_of(value, state), self.part_of(value, state)]
         return [self.fresh(), self.fresh()]
 
@@ -294,3 +295,10 @@ class Libraries(Methods):
         if graph is not None and state.grad:
             made.node = Node("part", (graph,), (), self.site(self.statement), made.clock, made.grad)
         return made
+
+
+def _is_made_by_rounds(node: Node | Tensor | None) -> bool:
+    """Whether code that is not analysed returned it, given nothing known to have a graph: progress bars, samplers."""
+    if isinstance(node, Tensor):
+        return node.grad != YES
+    return node is not None and node.is_opaque and not node.saved and all(map(_is_made_by_rounds, node.parents))
