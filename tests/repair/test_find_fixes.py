@@ -101,6 +101,33 @@ a += 1
 b *= 2
 (a + b).sum().backward()
 """
+REFUSED = {
+    "out_of_place clone_before_mutation preserved": """
+wave = torch.nn.Linear(2, 6)(torch.randn(2))
+wave[2:] *= wave[:-2]
+wave.sum().backward()
+""",
+    "move_view_out_of_no_grad preserved": """
+image = torch.nn.Linear(2, 6)(torch.randn(4, 2))
+with torch.inference_mode():
+    rows = image[1:3]
+    print(rows.sum().item())
+    rows.max()
+rows *= 2
+image.pow(2).sum().backward()
+""",
+    "disable_inplace_module clone_before_mutation changed": """
+heads = [torch.nn.Sequential(torch.nn.ELU(inplace=True), torch.nn.Linear(4, 1)) for _ in range(2)]
+hidden = torch.nn.Linear(3, 4)(torch.randn(5, 3))
+sum(head(hidden).mean() for head in heads).backward()
+""",
+    "disable_inplace_module preserved": """
+act, hidden = torch.nn.ELU(inplace=True), torch.nn.Linear(3, 4)(torch.randn(5, 3))
+decay = hidden.pow(2).mean()
+act(hidden)
+(hidden.sum() + decay).backward()
+""",
+}
 OLD_VALUES = """
 critic = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
 policy = torch.nn.Linear(3, 1)
@@ -254,6 +281,12 @@ def test_a_step_between_two_losses(tmp_path, monkeypatch):
     assert ("recompute_forward", "changed") in kinds
     assert ("reorder_step", "changed") in kinds
     assert len(found.patches) == len(kinds)
+
+
+@pytest.mark.parametrize("kinds", long_but_first(REFUSED))
+def test_only_a_write_that_nobody_meant_may_be_lost(tmp_path, monkeypatch, kinds):
+    *these, meaning = kinds.split()
+    assert set(passed(search(tmp_path, monkeypatch, REFUSED[kinds]))) == {(one, meaning) for one in these}
 
 
 def test_a_carried_state_is_cut(tmp_path, monkeypatch):

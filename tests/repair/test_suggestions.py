@@ -202,6 +202,33 @@ def test_a_view_that_the_block_reads_is_recorded_where_it_stands(program):
     ]
 
 
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [
+        ("part = x[1:]", "part = x[1:]\n"),
+        (
+            "part = x[1:]\n        start = int(part.argmax())",
+            "with torch.inference_mode():\n    with torch.inference_mode(False):\n        part = x[1:]\n"
+            "    start = int(part.argmax())\n",
+        ),
+        (
+            "# the end\n        part = x[1:]",
+            "with torch.inference_mode():\n    # the end\n"
+            "    with torch.inference_mode(False):\n        part = x[1:]\n",
+        ),
+    ],
+)
+def test_a_view_made_in_inference_mode_is_recorded(program, block, expected):
+    file = program(f"""
+        with torch.inference_mode():
+            {block.replace(chr(10), chr(10) + "    ")}
+        part.mul_(2)
+    """)
+    line = 3 if block.startswith("#") else 2
+    found = views.record_view(diagnosis("unrecorded_view_written", ("created", None, (at(file, line),))))
+    assert patched(found, file) == [expected + "part.mul_(2)\n"]
+
+
 def test_the_function_that_returned_a_view_records(program, tmp_path):
     file = program("""
         from parts import first, last

@@ -8,6 +8,7 @@ import pytest
 from source_snippets import run_with_torch
 
 from cases import each
+from gradsan.model import Frame
 from gradsan.source import apply_change, list_and_stack
 
 HEAD = """
@@ -117,3 +118,12 @@ def test_a_list_of_parts(tmp_path, case):
 def test_no_list_where_a_use_is_not_understood(tmp_path, case):
     pytest.importorskip("torch")
     assert changed(tmp_path, NONE[case])[1] is None
+
+
+@pytest.mark.parametrize("made", ["{}", "[None] * 4", "list(x)"])
+def test_a_container_is_no_filled_tensor(tmp_path, made):
+    file = tmp_path / "train.py"
+    file.write_text(
+        f"import torch\nout = {made}\nfor t in range(4):\n    out[t] = head(x)\ny = out\n", encoding="utf-8"
+    )
+    assert list_and_stack(Frame(str(file), 4, "<module>", 5, 4, 11, True)) is None

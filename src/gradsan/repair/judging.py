@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from gradsan import source
 from gradsan.model import Diagnosis, Fix, Message, Verification
 from gradsan.present._places import shown_path
 from gradsan.repair.compare import Comparison, compare, tolerance
@@ -219,6 +220,18 @@ def callers_value(fault: Diagnosis, so_far: Patch, trials: Iterable[tuple[Patch,
             if one.code == "GS216" and one.tensor is not None and written & _places("written", one, patch):
                 return Message("help.second_name_copied_how", {"name": one.tensor.name})
     return None
+
+
+def layers_argument(fault: Diagnosis) -> Message | None:
+    """What changes where the fault's writes are layers with ``inplace=True`` whose results the program goes on with.
+
+    That the layer's argument changes, too, is then no purpose of the call. None where a result is dropped.
+    """
+    frames = [label.frame for label in fault.labels if label.role == "written"]
+    if fault.cause != "inplace_module" or not frames or any(map(source.drops_result, frames)):
+        return None
+    given = dict.fromkeys(source.first_argument(frame) or "?" for frame in frames)
+    return Message("help.second_name_copied_how", {"name": ", ".join(given)})
 
 
 def _begins_with_another_loss(reference: Recording, candidate: Recording) -> bool:

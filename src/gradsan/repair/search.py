@@ -16,7 +16,7 @@ from gradsan.model import Diagnosis, Fix, Message, Seen
 from gradsan.present._places import shown_path
 from gradsan.repair import libraries
 from gradsan.repair.finite import is_nonfinite
-from gradsan.repair.judging import Judge, Say, Tried, callers_value, faults_of, findings_to_try
+from gradsan.repair.judging import Judge, Say, Tried, callers_value, faults_of, findings_to_try, layers_argument
 from gradsan.repair.libraries import untried
 from gradsan.repair.patch import Patch, PatchError, on_disk
 from gradsan.repair.ranking import measured, ranked_fixes, settled
@@ -308,7 +308,8 @@ def _try_all(search: _Search, fault: Diagnosis, patch: Patch, before: Trial) -> 
         is_of_values=fault.nonfinite is not None,
         unrecorded=_unrecorded(fault),
         so_far=patch,
-        spared=callers_value(fault, patch, zip((one for _, one in candidates), trials, strict=True)),
+        spared=callers_value(fault, patch, zip((one for _, one in candidates), trials, strict=True))
+        or layers_argument(fault),
     )
     if any(map(judge.is_in_doubt, trials)):
         judge = replace(judge, noise=search.noise())

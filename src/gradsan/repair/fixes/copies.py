@@ -100,7 +100,8 @@ def clone_for_layer(diagnosis: Diagnosis) -> tuple[Fix, ...]:
             return ()
         lines += changed_lines(label.frame.file, change)
     name = diagnosis.tensor.name if diagnosis.tensor is not None else None
-    return (blocks.fix("clone_before_mutation", tuple(dict.fromkeys(lines)), "clone_for_layer", name=name or "?"),)
+    given = {source.first_argument(label.frame) or name or "?": None for label in blocks.labels(diagnosis, "written")}
+    return (blocks.fix("clone_before_mutation", tuple(dict.fromkeys(lines)), "clone_for_layer", name=", ".join(given)),)
 
 
 def clone_for_call(diagnosis: Diagnosis) -> tuple[Fix, ...]:

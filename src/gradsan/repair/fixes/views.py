@@ -124,7 +124,7 @@ def record_view(diagnosis: Diagnosis) -> tuple[Fix, ...]:
             and blocks.switches_grad_off(block)
             and is_whole_lines(place.source, place.statement)
         ):
-            lines = _behind(place, block) or _recorded_in_place(place)
+            lines = _alone(place, block) or _behind(place, block) or _recorded_in_place(place, block)
             return (blocks.fix("move_view_out_of_no_grad", lines),)
     lines = _without_decorator(diagnosis, made)
     return (blocks.fix("move_view_out_of_no_grad", lines),) if lines else ()
@@ -208,11 +208,23 @@ def _behind(place: blocks.Placed, block: ast.With) -> Lines:
     return blocks.lines_changed(source, changes)
 
 
-def _recorded_in_place(place: blocks.Placed) -> Lines:
+def _alone(place: blocks.Placed, block: ast.With) -> Lines:
+    """The only statement of a block without the block, where nothing else is on its lines."""
+    source, node, span = place.source, place.statement, place.source.span(block)
+    between = source.lines[source.span(block.items[-1].context_expr).end_line : source.span(node).line - 1]
+    if len(place.block) > 1 or len(block.items) > 1 or between or source.indent(block).strip():
+        return ()
+    text = textwrap.indent(textwrap.dedent(blocks.text_of(source, node)), source.indent(block))
+    return blocks.lines_changed(source, {**dict.fromkeys(range(span.line, span.end_line + 1), ""), span.line: text})
+
+
+def _recorded_in_place(place: blocks.Placed, block: ast.With) -> Lines:
     source, node = place.source, place.statement
     indent, span = source.indent(node), source.span(node)
     inner = textwrap.indent(blocks.text_of(source, node), indentation_of(source))
-    text = f"{indent}with torch.enable_grad():\n{inner}"
+    is_inference = any(mode_of(item.context_expr) == "inference_mode" for item in block.items)
+    mode = "inference_mode(False)" if is_inference else "enable_grad()"
+    text = f"{indent}with torch.{mode}:\n{inner}"
     gone = dict.fromkeys(range(span.line + 1, span.end_line + 1), "")
     return blocks.lines_changed(source, {**gone, span.line: text})
 

@@ -20,6 +20,8 @@ from gradsan.source.tree import FunctionNode, SourceFile, Span
 
 _KIND = "list_and_stack"
 _WIDTH = 120
+_CONTAINERS = (ast.Dict, ast.DictComp, ast.List, ast.ListComp)
+_MAKING_CONTAINERS = ("dict", "list", "defaultdict", "OrderedDict")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,8 @@ def _made(filled: _Filled, node: ast.Name) -> list[Edit] | None:
     if not isinstance(statement, ast.Assign) or field != "targets" or len(statement.targets) != 1:
         return None
     value = statement.value
+    if _makes_container(value):
+        return None
     span = filled.source.span(value)
     if len(filled.dims) == 2:
         return _on_a_line_of_its_own(filled, statement, f"[list(part.unbind()) for part in {filled.name}.unbind()]")
@@ -103,6 +107,14 @@ def _made(filled: _Filled, node: ast.Name) -> list[Edit] | None:
     if len(filled.source.lines[span.line - 1]) + len(head) + len(tail) > _WIDTH:
         return _on_a_line_of_its_own(filled, statement, f"list({filled.name}{unbind})")
     return [Edit.before(span, head), Edit.after(span, tail)]
+
+
+def _makes_container(value: ast.expr) -> bool:
+    if isinstance(value, ast.BinOp):
+        return _makes_container(value.left) or _makes_container(value.right)  # [None] * n
+    return isinstance(value, _CONTAINERS) or (
+        isinstance(value, ast.Call) and leaf_name(value.func) in _MAKING_CONTAINERS
+    )
 
 
 def _on_a_line_of_its_own(filled: _Filled, statement: ast.stmt, value: str) -> list[Edit] | None:
