@@ -58,6 +58,16 @@ def bypassed(core: Log, missing: Iterable[Any]) -> dict[int, Bypass]:
     return {key: one for key, one in found.items() if _torch.storage_or_none(wanted[key]) not in written}
 
 
+def unreached_beside(reached: set[int]) -> list[Any]:
+    """Return parameters without a gradient of modules that have others among ``reached`` (ids), for ``bypassed``."""
+    found = dict[int, Any]()
+    for module in modules_alive(_may_bypass):
+        if any(id(one) in reached for one in module.parameters()):
+            own = (one for _, one in _own_parameters(module) if id(one) not in reached)
+            found.update((id(one), one) for one in own if one.requires_grad and one.grad is None)
+    return list(found.values())
+
+
 @cached_by_class
 def _may_bypass(kind: type) -> bool:
     """Whether the forward of a class reads anything without its graph."""

@@ -1,7 +1,8 @@
 """Parameters without a gradient at their optimizer's first step: not reached, cut off, or replaced by other leaves.
 
 One that has no gradient beside others that have one is given some rounds, as several tasks may take turns, and a
-parameter without one beside others all the rounds that there are: parts may be thawed, or chosen, later. An optimizer
+parameter without one beside others all the rounds that there are: parts may be thawed, or chosen, later. In a program
+without an optimizer, one that its module reads as ``.data`` is looked for as lines first call backward. An optimizer
 whose parameters something else writes, such as an average of another network, is reported at the end if no
 gradient has ever come to it, while leaves that no optimizer has, and that keep their values, get theirs.
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 import threading
 import weakref
 from collections import Counter
@@ -46,6 +48,8 @@ _ROUNDS_AWAITED = 16
 _LOOKS_AT_A_LINE = 32
 _SHOWN = 3
 _NAMED = 12
+_FIRST_BACKWARDS = 4
+"""The lines calling backward, in a program without an optimizer, whose modules are looked at."""
 _Waiting = tuple[Noted, Failure]
 
 
@@ -80,6 +84,8 @@ class MissingGradients(Detector):
         self._starved: list[_Starved] = []
         self._cut_off: list[tuple[Noted, Failure, int]] = []
         self._unused: list[tuple[list[_Unused], Failure]] = []
+        self._bypassed: list[tuple[Noted, Any, Failure]] = []
+        self._first_backwards = 0
         self._left = run.get(CutTerms).left
         self._lost: weakref.WeakKeyDictionary[Optimizer, set[int]] = weakref.WeakKeyDictionary()
         """The ids of the reported parameters, by the optimizer, which keeps them alive."""
@@ -92,6 +98,8 @@ class MissingGradients(Detector):
         self._cut_off.clear()
         self._unused.clear()
         self._looks.clear()
+        self._bypassed.clear()
+        self._first_backwards = 0
 
     def settle(self) -> None:
         """Report, as watching ends, what no backward has reached until then."""
@@ -99,6 +107,7 @@ class MissingGradients(Detector):
         self._look_at_unfed(is_last=True)
         self._report_starved()
         self._report_unused()
+        self._report_bypassed()
         self.forget()
 
     def before_round(self, entry: RawBackward, rounds: int) -> None:
@@ -111,6 +120,42 @@ class MissingGradients(Detector):
             self._look_at_starved(entry)
         for own, _ in self._unused:
             own[:] = [one for one in own if (leaf := one.weak()) is None or leaf._version == one.version]
+        if rounds == 1 and entry.accumulates and not self._making.has_optimizer(()):
+            self._first_backwards += 1
+            if self._first_backwards <= _FIRST_BACKWARDS:
+                self._look_for_bypassed(entry)
+
+    @_torch.hushed()
+    def _look_for_bypassed(self, entry: RawBackward) -> None:
+        """Note the parameters that a module reads as ``.data``, while others of it are reached."""
+        leaves = walk.leaves_of(walk.engine_order(read_backward(entry).roots))
+        if not any(isinstance(one, torch.nn.Parameter) for one in leaves):
+            return
+        from gradsan.detect.bypassed import bypassed, unreached_beside
+
+        missing = unreached_beside({id(one) for one in leaves})
+        if not missing or self._making.has_optimizer((*leaves, *missing)):
+            return
+        for key, read in bypassed(self._core, missing).items():
+            parameter = next(one for one in missing if id(one) == key)
+            # ``detach()`` says that no gradient is wanted, and only an optimizer says that the parameter is trained.
+            if not read.expression.endswith(".data") or _is_conditional(symbolise(read.stack)):
+                continue
+            name = naming.name_of(parameter, sys._getframe(1))
+            clues = (
+                Clue("parameter", name=name, values=_torch.facts_of(parameter)),
+                Clue("read", symbolise(read.stack), name=read.expression),
+            )
+            failure = Failure("parameter_not_reached", "", "", symbolise(entry.stack), clues, raised=False)
+            self._bypassed.append((Noted(self._core, [parameter]), _torch.weak_tensor(parameter), failure))
+
+    def _report_bypassed(self) -> None:
+        """Report them where the program has made no optimizer, and neither trained nor written them until the end."""
+        for noted, weak, failure in () if self._making.has_optimizer(()) else self._bypassed:
+            leaf = weak()
+            is_kept = noted.was_written() or noted.was_logged(self._core, self._steps, self._began)
+            if leaf is not None and leaf.grad is None and not is_kept:
+                self._found(failure)
 
     def first_step(self, optimizer: Optimizer, frame: FrameType) -> None:
         """Check for parameters without gradient at an optimizer's first step; variables are searched from ``frame``."""

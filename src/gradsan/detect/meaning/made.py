@@ -7,7 +7,7 @@ schedulers, and the registration of parameters.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from gradsan import _torch
+from gradsan.graph import naming
 from gradsan.record.detector import Detector, Run
 from gradsan.record.guarding import numbered_apart
 from gradsan.record.log import RawStack
@@ -50,6 +51,7 @@ class Making(Detector):
 
     def __init__(self, run: Run) -> None:
         self._core = run.core
+        self._began = 0
         self._optimizers: dict[int, Made] = {}
         self._schedulers: dict[int, Made] = {}
         self._late: dict[int, Made] = {}
@@ -58,9 +60,19 @@ class Making(Detector):
         """The last optimizer that was given a group by an exhausted generator."""
         self.on_group: list[Callable[[Any, RawStack], None]] = []
 
+    def forget(self) -> None:
+        self._began = self._core.clock
+
     def optimizers(self) -> list[tuple[Any, Made]]:
         """Return the live optimizers."""
         return [(one, made) for made in list(self._optimizers.values()) if (one := made.weak()) is not None]
+
+    def has_optimizer(self, parameters: Iterable[torch.Tensor]) -> bool:
+        """Whether an optimizer has been made since watching began, or an older one has some of ``parameters``."""
+        if any(made.clock >= self._began for made in self._optimizers.values()):
+            return True
+        own = {id(one) for one in parameters}
+        return bool(own) and any(id(one) in own for one in _torch.parameters_of(*naming.optimizers_alive()))
 
     def schedulers(self) -> list[tuple[Any, Made]]:
         """Return the live schedulers."""

@@ -47,7 +47,7 @@ def parameter_not_reached(failure: Failure) -> Diagnosis:
     """GS421: a warning where the optimizer gets no gradient at all, or a forward reads the parameter past its graph."""
     parameter, holder = failure.clue("parameter"), failure.clue("holder")
     counts = {} if parameter is None else parameter.values
-    is_all = bool(counts) and counts["missing"] == counts["total"]
+    is_all = "missing" in counts and counts["missing"] == counts["total"]
     values = {
         "name": parts.name_of(parameter, "label.the_tensor"),
         "holder": parts.name_of(holder, "label.the_tensor"),
@@ -208,6 +208,7 @@ def _read_past_graph(failure: Failure, read: Clue, values: dict[str, object], te
     is_cut = "how" in read.values
     lines = () if is_cut else source.changed_at(read.shown_frame, source.read_with_graph)
     words = "parameter_cut_off" if is_cut else "parameter_read_past_graph"
+    has_holder = failure.clue("holder") is not None
     values = {**values, "op": label_texts.as_written((read.op or "?").strip("_"))}
     return parts.diagnosis(
         failure,
@@ -215,11 +216,11 @@ def _read_past_graph(failure: Failure, read: Clue, values: dict[str, object], te
         "parameter_not_reached",
         values=values,
         severity="warning",
-        explanation=f"explanation.{words}",
+        explanation=f"explanation.{words}{'' if has_holder else '_once'}",
         labels=(
             *parts.label_of(read, "created", "label.cut_off" if is_cut else "label.read_past_graph", values),
             *parts.without_graph(read),
-            *parts.used(failure, "label.not_reached_step", values),
+            *parts.used(failure, "label.not_reached_step" if has_holder else "label.not_reached_once", values),
         ),
         tensor=tensor,
         fixes=(parts.fix("use_it" if is_cut else "read_with_graph", "changed", values, lines=lines),),
@@ -267,6 +268,7 @@ def value_written_past(failure: Failure) -> Diagnosis:
         values=values,
         severity="warning",
         words="value_written_past",
+        explanation=None if holder is not None else "explanation.value_written_past_once",
         labels=(
             *parts.label_of(written, "written", "label.value_written_past", values),
             *parts.used(failure, "label.not_reached_past", values),

@@ -56,7 +56,7 @@ _SCALES = frozenset({"mul", "__mul__", "__rmul__", "div", "__truediv__", "true_d
 _REDUCES = _SCALES | {"mean", "sum", "neg", "__neg__"}
 _LOGARITHMS = frozenset({"log", "log_"})
 _TENSORS_FOLLOWED, _FOLLOWED, _USES, _NEAREST = 1_024, 256, 16, 4
-_COMPARES = frozenset({"sub", "__sub__", "__rsub__", "rsub", "subtract", "gaussian_nll_loss", "mse_loss", "l1_loss"})
+COMPARES = frozenset({"sub", "__sub__", "__rsub__", "rsub", "subtract", "gaussian_nll_loss", "mse_loss", "l1_loss"})
 _WITHOUT_GRAPH = frozenset({"no_grad", "inference_mode", "set_grad_enabled"})
 _WITH_RSAMPLE = frozenset({"normal", "distribution"})
 """Modules of ``torch.distributions`` with a ``sample`` whose distributions have an ``rsample``, too."""
@@ -300,10 +300,10 @@ class DrawnSamples(RoundDetector):
     def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Follow samples, and what is computed from them, to their uses with values with a graph."""
         is_recording = _torch.is_grad_enabled()
-        if is_recording and not self._held and op not in _COMPARES:
+        if is_recording and not self._held and op not in COMPARES:
             return
         given = _torch.tensors_of_call(args, kwargs)
-        if is_recording and op in _COMPARES:
+        if is_recording and op in COMPARES:
             self._note_compared(given)
         draws = tuple(dict.fromkeys(draw for one in given for draw in self._of(one)))
         if is_recording and not draws:

@@ -3,7 +3,10 @@
 ``self.layer.weight.data.copy_(hyper(task))``, ``packed[i, :n] = features`` under ``no_grad``, an adapter merged into a
 buffer: what computed the value gets no gradient. Writes are followed in some rounds, before the first backward, too. A
 write counts if it comes again in a later round, if a result with a graph is computed from the memory that it wrote, and
-if no parameter near the value was reached by a backward or changed until the end, while some optimizer has one.
+if no parameter near the value was reached by a backward or changed until the end, while some optimizer has one. Of a
+value with a graph each parameter counts by itself. A program without any optimizer may differentiate only once: then
+one round is enough for a value with a graph in a variable's memory that is no parameter's, and that is not compared
+with others, as a target is; what an object keeps may be a memory bank.
 
 Networks are often frozen on purpose, so the value must have its graph when it is written, and nothing computed from the
 same parameters is detached; or it is made of parameters alone, under ``no_grad``; or it is detached, but written into a
@@ -27,7 +30,7 @@ from gradsan import _torch
 from gradsan.detect.meaning.made import Making
 from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.detect.meaning.terms.constant_terms import leaves_near
-from gradsan.detect.meaning.terms.cut_terms import CutTerms
+from gradsan.detect.meaning.terms.cut_terms import COMPARES, CutTerms
 from gradsan.detect.memory import Uncounted
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Frame
@@ -47,9 +50,9 @@ _GIVEN = "data ="
 class _Written:
     """Writes of one line: their memory and the leaves near what was written, weakly held.
 
-    ``rounds`` is how many rounds had one; ``is_copied`` whether a parameter was written itself; ``is_whole`` whether
-    what was written was meant to be trained for all that the write shows: if not, it counts where the memory is that
-    of a parameter of the loss (``is_parameter``).
+    ``rounds`` is how many rounds had one; ``is_whole`` whether what was written was meant to be trained for all that
+    the write shows: if not, it counts where the memory is that of a parameter of the loss (``is_parameter``).
+    ``has_graph``: all that was written has its graph. ``is_copied``: it was a parameter itself.
     """
 
     stack: RawStack
@@ -59,9 +62,11 @@ class _Written:
     storage: int
     leaves: dict[int, _torch.weak_tensor]
     is_whole: bool
+    has_graph: bool
     is_copied: bool
     rounds: int = 0
     is_read: bool = False
+    is_compared: bool = False
     is_parameter: bool = False
     is_trained: bool = False
     noted: Noted | None = None
@@ -71,7 +76,25 @@ class _Written:
     @property
     def counts(self) -> bool:
         is_meant = self.is_whole or self.is_parameter
-        return is_meant and self.is_read and self.rounds >= _ROUNDS and not self.is_trained and bool(self.clues)
+        is_seen = self.is_alone or (self.is_owned and self.rounds >= _ROUNDS)
+        return is_meant and self.is_read and is_seen and not self.is_trained and bool(self.clues)
+
+    @property
+    def is_owned(self) -> bool:
+        """Whether an optimizer has one of the leaves."""
+        return any(clue.role == "holder" for clue in self.clues)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the write shows by itself that its value was meant to be trained."""
+        is_local = self.name is not None and "." not in self.name
+        return self.has_graph and is_local and not self.is_parameter and not self.is_compared
+
+
+class _Kind(NamedTuple):
+    is_whole: bool
+    has_graph: bool
+    is_copied: bool
 
 
 class _Held(NamedTuple):
@@ -91,7 +114,8 @@ class WrittenValues(RoundDetector):
         super().__init__(run)
         self._steps, self._making, self._left = run.steps, run.get(Making), run.get(CutTerms).left
         self._lines = self._notes(dict[Frame, _Written]())
-        self._written = dict[int, tuple[_Written, ...]]()
+        self._written = dict[int, tuple[_torch.weak_storage, tuple[_Written, ...]]]()
+        """By the memory that was written, whose number no other memory gets while its weak reference is held."""
         self._seen = set[int]()
         self._held = dict[int, _Held]()
         self._made = dict[int, _torch.weak_tensor]()
@@ -112,7 +136,7 @@ class WrittenValues(RoundDetector):
         elif isinstance(out, torch.Tensor):
             self._write(op, out, [one for one in given if one is not out])
         else:
-            self._read(given, _torch.tensors_in(result))
+            self._read(op, given, _torch.tensors_in(result))
 
     def _replaced(self, target: torch.Tensor, given: torch.Tensor, _: object, stack: RawStack) -> None:
         if self._is_of_thread():
@@ -121,26 +145,29 @@ class WrittenValues(RoundDetector):
     def _write(self, op: str, target: torch.Tensor, values: list[torch.Tensor], stack: RawStack | None = None) -> None:
         storage = _torch.storage_or_none(target)
         read = self._read_from(values)
-        leaves, is_whole = dict[int, torch.Tensor](), False
+        leaves, is_whole, has_graph = dict[int, torch.Tensor](), False, True
         # ``x[i] += y`` ends with an assignment of the view that it has written already.
         for one in (one for one in values if op == _GIVEN or _torch.storage_or_none(one) != storage):
             own, is_own_whole = self._leaves_of(one)
+            before = len(leaves)
             leaves.update((id(leaf), leaf) for leaf in own)
             is_whole = is_whole or is_own_whole
-        is_copied = len(leaves) == 1 and any(one is value for one in leaves.values() for value in values)
-        line = self._line(op, target, leaves, is_whole, is_copied, stack) if storage and leaves else None
+            has_graph = has_graph and (_node_of(one) is not None or len(leaves) == before)
+        kind = _Kind(is_whole, has_graph, len(leaves) == 1 and any(one is leaves.get(id(one)) for one in values))
+        line = self._line(op, target, leaves, kind, stack) if storage and leaves else None
         if line is not None:
             read = (*read, line)
         if storage and read:
-            self._written[storage] = tuple(dict.fromkeys((*self._written.get(storage, ()), *read)))
+            weak, known = self._written.get(storage) or (_torch.weak_storage(target.untyped_storage()), ())
+            if len(self._written) < _FOLLOWED or known:
+                self._written[storage] = weak, tuple(dict.fromkeys((*known, *read)))
 
     def _line(
         self,
         op: str,
         target: torch.Tensor,
         leaves: dict[int, torch.Tensor],
-        is_whole: bool,
-        is_copied: bool,
+        kind: _Kind,
         stack: RawStack | None,
     ) -> _Written | None:
         storage = _torch.storage_or_none(target)
@@ -156,7 +183,7 @@ class WrittenValues(RoundDetector):
             if len(self._lines) >= _LINES or not self.is_before_first_backward:
                 return None
             name, facts = _name_of(storage), _torch.facts_of(target)
-            known = _Written(stack, op, name, facts, storage, {}, is_whole, is_copied)
+            known = _Written(stack, op, name, facts, storage, {}, *kind)
             self._lines[frame] = known
         if id(known) not in self._seen:
             self._seen.add(id(known))
@@ -189,18 +216,20 @@ class WrittenValues(RoundDetector):
         found = dict[_Written, None]()
         for one in given:
             if self._written:
-                found.update(dict.fromkeys(self._written.get(_torch.storage_or_none(one), ())))
+                _, written = self._written.get(_torch.storage_or_none(one), (None, ()))
+                found.update(dict.fromkeys(written))
             if (held := self._held_as(one)) is not None:
                 found.update(dict.fromkeys(held.read))
         return tuple(found)
 
-    def _read(self, given: list[torch.Tensor], made: Iterable[torch.Tensor]) -> None:
+    def _read(self, op: str, given: list[torch.Tensor], made: Iterable[torch.Tensor]) -> None:
         read = self._read_from(given)
         leaves = self._composed(given)
         for one in made:
             if one.requires_grad:
                 for written in read:
                     written.is_read = True
+                    written.is_compared = written.is_compared or op in COMPARES or "loss" in op or "entropy" in op
                 if len(self._made) < _FOLLOWED:
                     self._made[_torch.storage_or_none(one)] = _torch.weak_tensor(one)
             elif (read or leaves) and len(self._held) < _FOLLOWED:
@@ -233,15 +262,20 @@ class WrittenValues(RoundDetector):
         for one in lines:
             own = [leaf for weak in one.leaves.values() if (leaf := weak()) is not None]
             one.is_parameter = one.is_parameter or one.storage in storages
-            one.is_trained = any(id(leaf) in reached or leaf.grad is not None for leaf in own)
+            still = [leaf for leaf in own if id(leaf) not in reached and leaf.grad is None]
+            one.is_trained = not still if one.has_graph else len(still) < len(own)
             if one.is_trained:
                 continue
+            if one.has_graph:
+                own, one.leaves = still, {id(leaf): _torch.weak_tensor(leaf) for leaf in still}
             if any((left := self._left(leaf)) is not None and left.how == "detached" for leaf in own):
                 one.is_whole = False  # what is read beside the memory is cut off on purpose
             one.noted = one.noted or Noted(self._core, own)
             one.backward = entry.stack
-            if not one.clues and (owned := self._owned(own)) is not None:
-                one.clues = _clues(one, owned, own)
+            owned = self._owned(own)
+            if not one.clues and (owned is not None or (one.is_alone and not self._making.has_optimizer(leaves))):
+                leaf, holder = owned or (max(own, key=torch.Tensor.dim), None)
+                one.clues = _clues(one, leaf, holder, own)
 
     def _owned(self, leaves: list[torch.Tensor]) -> tuple[torch.Tensor, str] | None:
         """Return the first of the leaves that an optimizer has, and the optimizer's class."""
@@ -260,6 +294,9 @@ class WrittenValues(RoundDetector):
             own = [leaf for weak in one.leaves.values() if (leaf := weak()) is not None]
             is_still = one.counts and all(leaf.grad is None for leaf in own) and one.noted is not None
             if not is_still or one.backward is None or one.noted is None or one.noted.was_written():
+                continue
+            # An optimizer that was made later shows what is trained.
+            if not one.is_owned and self._making.has_optimizer(()):
                 continue
             if not one.noted.was_logged(self._core, self._steps, 0) and frozenset(one.leaves) not in told:
                 told.add(frozenset(one.leaves))
@@ -286,11 +323,10 @@ def _name_of(storage: int) -> str | None:
     return None if best is None else best.path
 
 
-def _clues(one: _Written, owned: tuple[torch.Tensor, str], leaves: list[torch.Tensor]) -> tuple[Clue, ...]:
-    leaf, holder = owned
+def _clues(one: _Written, leaf: torch.Tensor, holder: str | None, leaves: list[torch.Tensor]) -> tuple[Clue, ...]:
     values = {**_torch.facts_of(leaf), "parameters": len(leaves), "is_copied": int(one.is_copied)}
     return (
         Clue("parameter", name=naming.name_of(leaf, sys._getframe(1)), values=values),
         Clue("written", symbolise(one.stack), name=one.name, op=one.op, values=one.facts),
-        Clue("holder", name=holder),
+        *(() if holder is None else (Clue("holder", name=holder),)),
     )
