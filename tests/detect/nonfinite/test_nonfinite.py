@@ -1,5 +1,6 @@
 """Programs in which NaN or Inf is made, each with the code, the round and the lines that gradsan is to name."""
 
+import sys
 import textwrap
 
 import pytest
@@ -248,6 +249,26 @@ def divided_by_nameless(weights):
     return (parts / (weights - weights.detach())).sum()
 
 
+def inverse(weights):
+    return (1.0 / (weights - weights.detach())).sum()
+
+
+def divided_in_place(weights):
+    parts = weights * 2
+    parts /= weights.detach().floor()
+    return parts.sum()
+
+
+def surprise(weights):
+    certain = weights.detach() / weights
+    return -torch.log(1 - certain).sum()
+
+
+def distance(weights):
+    offsets = weights - weights.detach()
+    return offsets.square().sum().sqrt()
+
+
 def masked_by_a_product(weights):
     scores = weights + torch.tensor([0.0, 0.0, 0.0, float("-inf")])
     return (scores * torch.tensor([1.0, 1.0, 1.0, 0.0])).exp().sum()
@@ -261,12 +282,17 @@ def summed_past_the_type(weights):
 
 SAID = {
     divided: ("title.nonfinite_forward", "why.nonfinite_zero_division", "whole[0]"),
-    divided_by_nameless: ("title.nonfinite_forward", "why.nonfinite_zero_division", "other[0]"),
+    divided_by_nameless: ("title.nonfinite_forward", "why.nonfinite_zero_division", "(weights - weights.detach())[0]"),
+    inverse: ("title.nonfinite_forward", "why.nonfinite_zero_division", "(weights - weights.detach())[0]"),
+    divided_in_place: ("title.nonfinite_forward", "why.nonfinite_zero_division", "weights.detach().floor()[0]"),
+    surprise: ("title.nonfinite_forward", "why.nonfinite_domain", "(1 - certain)[0]"),
+    distance: ("title.nonfinite_backward", "why.nonfinite_infinite_derivative", "offsets.square().sum()"),
     masked_by_a_product: ("title.nonfinite_forward_infinite", "why.nonfinite_infinite_operand", "scores[3]"),
     summed_past_the_type: ("title.nonfinite_forward", "why.nonfinite_overflow_sums", "rows"),
 }
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="the columns of an operation, which Python knows since 3.11")
 @pytest.mark.parametrize("loss_of", SAID, ids=lambda one: one.__name__)
 def test_the_operand_that_decided_has_its_own_name(loss_of):
     weights = torch.linspace(0.1, 0.8, 4).requires_grad_()

@@ -13,6 +13,7 @@ from gradsan.diagnose.facts import written_from_outside
 from gradsan.diagnose.labels import as_written
 from gradsan.diagnose.needs import need_of, op_name
 from gradsan.diagnose.nonfinite.fixes import fixes
+from gradsan.diagnose.nonfinite.operands import DIVISIONS, divisor, named, operand_values, plain, range_of
 from gradsan.model import (
     Birth,
     Diagnosis,
@@ -50,15 +51,12 @@ Reason = Literal[
     "compiled",
     "plain",
 ]
-_OF_OPERATOR = 2
-"""Number of operands of ``a / b``."""
 _DOMAINS = frozenset(
     {
         *("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "pow", "acos", "asin", "acosh", "atanh", "arccos"),
         *("arcsin", "arccosh", "arctanh", "logit", "lgamma", "digamma", "reciprocal", "erfinv", "xlogy", "log_"),
     }
 )
-_DIVISIONS = frozenset({"div", "truediv", "rtruediv", "itruediv", "divide", "true_divide", "fmod", "remainder", "mod"})
 _SOFTMAXES = frozenset({"softmax", "log_softmax", "scaled_dot_product_attention"})
 _REDUCTIONS = frozenset(
     {
@@ -148,8 +146,9 @@ def _parameter_values(found: NonFinite) -> dict[str, object]:
 
 
 def _explain_origin(found: NonFinite) -> Diagnosis:
-    birth = found.birth
-    read = _read(birth, birth.op == found.consumer)
+    read = _read(found.birth, found.birth.op == found.consumer)
+    birth, operand = named(found.birth, read.operand)
+    read = read._replace(operand=operand)
     op = _op(birth)
     values = {
         "op": op,
@@ -162,7 +161,7 @@ def _explain_origin(found: NonFinite) -> Diagnosis:
         "of": birth.of,
         "dtype": birth.dtype,
         "largest": _LARGEST.get(birth.dtype, "?"),
-        **_operand_values(read.operand, birth),
+        **operand_values(read.operand, birth),
     }
     why = Message(f"why.nonfinite_{_wording(read, birth)}", values)
     cause = f"nonfinite_{birth.born}"
@@ -191,7 +190,7 @@ def _explain_origin(found: NonFinite) -> Diagnosis:
             found.round,
             birth.elements,
             birth.of,
-            _range(read.operand),
+            range_of(read.operand),
             why,
             found.losses,
         ),
@@ -214,16 +213,12 @@ def _op(birth: Birth) -> str:
     """The display name of the operation: ``log`` of ``LogBackward0``, ``/`` of ``__truediv__``."""
     if birth.born in ("backward", "data") and birth.op[:1].isupper():
         return op_name(birth.op)
-    return _SYMBOLS.get(_plain(birth.op), as_written(birth.op))
-
-
-def _plain(op: str) -> str:
-    return op.strip("_")
+    return _SYMBOLS.get(plain(birth.op), as_written(birth.op))
 
 
 _SIGNS = (("truediv", "/"), ("mul", "*"), ("sub", "-"), ("add", "+"), ("pow", "**"))
 _SYMBOLS = {f"{reflected}{name}": sign for name, sign in _SIGNS for reflected in ("", "r")}
-_SYMBOLS |= {"matmul": "@", "cross_entropy_loss": "cross_entropy"}
+_SYMBOLS |= {"rdiv": "/", "idiv": "/=", "matmul": "@", "cross_entropy_loss": "cross_entropy"}
 
 
 def _read(birth: Birth, is_step: bool) -> _Read:
@@ -260,12 +255,12 @@ def _read_gradient(birth: Birth) -> _Read:
 
 
 def _read_result(birth: Birth) -> _Read:
-    op, operands = _plain(birth.op), birth.operands
+    op, operands = plain(birth.op), birth.operands
     first = next((one for one in operands if one.at is not None), operands[0] if operands else None)
     if op in {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize", "empty_permuted"}:
         return _Read("unwritten", None)
-    if op in _DIVISIONS:
-        below = operands[0] if op == "rtruediv" else next((one for one in operands[1:]), None)
+    if op in DIVISIONS:
+        below = divisor(op, operands)
         if below is not None and below.at is not None and _number(below.at) == 0:
             return _Read("zero_division", below)
         if below is None and any(_number(text) == 0 for _, text in birth.scalars):
@@ -299,7 +294,7 @@ def _title(cause: str, birth: Birth) -> str:
 
 def _wording(read: _Read, birth: Birth) -> str:
     """The wording of the reason, by the known facts: with the element, with the range, or without."""
-    if read.reason == "empty" and _plain(birth.op) in _SPREADS:
+    if read.reason == "empty" and plain(birth.op) in _SPREADS:
         return "too_few"
     if read.reason in _SAID_WITHOUT_ELEMENT:
         return read.reason
@@ -314,47 +309,12 @@ def _wording(read: _Read, birth: Birth) -> str:
     return f"{read.reason}_range" if read.operand.low is not None and read.reason == "overflow" else "unknown"
 
 
-def _operand_values(operand: Operand | None, birth: Birth) -> dict[str, object]:
-    if operand is None:
-        return {"operand": "?", "at": "?", "low": "?", "high": "?"}
-    base = operand.name or _base(operand.argument, birth)
-    index = "" if not operand.index else "[" + ", ".join(map(str, operand.index)) + "]"
-    return {
-        "operand": f"{base}{index}",
-        "at": operand.at or "?",
-        "low": _shown(operand.low),
-        "high": _shown(operand.high),
-    }
-
-
-def _base(argument: str, birth: Birth) -> str:
-    """A word for an operand without a name: its keyword, its position in the call."""
-    if argument.startswith("grad "):
-        return "grad"
-    # A slot of a Node holds an operand of its operation.
-    if birth.born == "backward" or argument == "0" or len(birth.operands) < 2:
-        return (birth.born == "backward" and birth.name) or "input"
-    # torch's documentation calls the second operand of an operator so.
-    is_other = argument == "1" and len(birth.operands) == _OF_OPERATOR
-    return "other" if is_other else f"args[{argument}]" if argument.isdigit() else argument
-
-
-def _shown(number: float | None) -> str:
-    return "?" if number is None else f"{number:.6g}"
-
-
 def _formula(birth: Birth) -> str | None:
     if birth.born != "backward" or not birth.op[:1].isupper():
         return None
     slots = [one.argument for one in birth.operands if not one.argument.startswith("grad ")]
     need = next((known for slot in slots if (known := need_of(birth.op, slot)) is not None and known.curated), None)
     return None if need is None else need.formula
-
-
-def _range(operand: Operand | None) -> tuple[float, float] | None:
-    if operand is None or operand.low is None or operand.high is None:
-        return None
-    return operand.low, operand.high
 
 
 def _labels(found: NonFinite, values: dict[str, object]) -> Iterable[Label]:
@@ -384,7 +344,7 @@ def _labels(found: NonFinite, values: dict[str, object]) -> Iterable[Label]:
 
 
 def _op_of_path(op: str) -> str:
-    return op_name(op) if op[:1].isupper() and "Backward" in op else _SYMBOLS.get(_plain(op), as_written(op))
+    return op_name(op) if op[:1].isupper() and "Backward" in op else _SYMBOLS.get(plain(op), as_written(op))
 
 
 def _line(site: Site | None) -> tuple[str, int] | None:

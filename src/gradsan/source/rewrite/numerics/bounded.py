@@ -29,6 +29,8 @@ _SMALL = {"float64": "1e-12", "float16": "1e-4"}
 _SMALL_UNDER_ROOT = {"float64": "1e-24", "float16": "1e-6"}
 _BESIDE_ONE = {"float64": "1e-12", "float16": "1e-3", "bfloat16": "1e-2"}
 _LARGEST_EXPONENT = {"float64": "700", "float16": "10"}
+_LONGEST = 40
+"""Characters of an operand that is named by its text."""
 _COUNTING = frozenset({"sum", "count_nonzero", "numel", "size", "len"})
 
 
@@ -66,6 +68,16 @@ def bounded_forms(frame: Frame, dtype: str, low: float | None, is_count: bool) -
         edits.append(("clamp_input", behind(source, operand, f".clamp_max({_LARGEST_EXPONENT.get(dtype, '80')})")))
     changes = [(kind, edited(source, edit, kind)) for kind, edit in edits]
     return [(kind, change) for kind, change in changes if change is not None]
+
+
+def singular_operand(frame: Frame, op: str) -> str | None:
+    """The text of the operand that ``op``, the operation at ``frame``, may not take at every point; None if unknown."""
+    found = expression_at(frame)
+    one = None if found is None else applied(found.source, found.node)
+    if found is None or one is None or one.op != op:
+        return None
+    text = found.source.text(_singular(one))
+    return None if "\n" in text or len(text) > _LONGEST else text
 
 
 def _singular(one: Applied) -> ast.expr:
