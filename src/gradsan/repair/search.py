@@ -186,7 +186,7 @@ def _find(
     is_once = any(fault.cause == "graph_built_once" for fault in faults_of(current))
     request = replace(request, past=past, enough_seconds=seconds if limits.steps else 0.0, hears_calls=is_once)
     reference, healed = healed_run(runner, request, findings_to_try(current))
-    judge = Judge(healed, is_replayable(current, healed), say, cwd)
+    judge = Judge(healed, _computes_the_same(runner, reference, current, healed), say, cwd)
     request = _as_far_as(healed, request)
     search = _Search(runner, request, limits, progress, judge, _side_by_side(current, healed), reference)
 
@@ -221,6 +221,13 @@ def _find(
         seen=first.seen,
         output=first.output,
     )
+
+
+def _computes_the_same(runner: Runner, reference: Request, first: Trial, healed: Trial) -> bool:
+    """Whether two runs compute the same. With memory of their own, expanded tensors may have other values."""
+    if is_replayable(first, healed) or "own_memory" not in reference.allowances:
+        return is_replayable(first, healed)
+    return is_replayable(healed, runner.run(reference))
 
 
 def _may_show_more(trial: Trial, limits: Limits) -> bool:

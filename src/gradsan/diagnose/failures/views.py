@@ -386,6 +386,8 @@ def _found_late(failure: Failure) -> Diagnosis:
     # Backward begins with the last computed value.
     passing = made.elements[clues[-1].count("turn") % len(made.elements)] if made and made.elements else None
     key = "label.taken_in_turn" if made is not None and made.is_loop else "label.bound"
+    new, result = _written_once(failure, clues, values), parts.fix("out_of_place", "preserved", values)
+    copy = parts.fix("clone_before_mutation", "preserved", values, lines=copied)
     created = (
         ()
         if made is None
@@ -403,11 +405,7 @@ def _found_late(failure: Failure) -> Diagnosis:
             *parts.used(failure, "label.overlap_found"),
         ),
         tensor=parts.tensor_of(clues[-1], passing or (name if isinstance(name, str) else None)),
-        fixes=(() if copied else _written_once(failure, clues, values))
-        or (
-            parts.fix("clone_before_mutation", "preserved", values, lines=copied),
-            parts.fix("out_of_place", "preserved", values),
-        ),
+        fixes=new if new and not copied else (copy, next((one for one in new if one.kind == result.kind), result)),
     )
 
 

@@ -106,7 +106,8 @@ def _kept_by(frame: Frame) -> _Kept | None:
     targets = place.node.targets if isinstance(place.node, ast.Assign) else [place.node.target]
     names = [one for target in targets for one in ast.walk(target) if _own_attribute(one) is not None]
     attribute = _own_attribute(names[0]) if len(names) == 1 else None
-    if owner is None or attribute is None:
+    # A class without a base is no module, which another one could list.
+    if owner is None or attribute is None or not owner.bases:
         return None
     return _Kept(attribute, frame, owner, tuple(one for one in _carried(place.function) if one != attribute))
 

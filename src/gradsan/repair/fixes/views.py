@@ -6,6 +6,7 @@ PyTorch rejects a write through one of several views that a single call returned
 from __future__ import annotations
 
 import ast
+import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from gradsan.model import Diagnosis, Fix, Label, Lines
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Change, Edit, changed_lines, text_with
 from gradsan.source.flow.cuts import mode_of
+from gradsan.source.flow.targets import written_expression
 from gradsan.source.identifiers import chain_key, leaf_name, local_nodes
 from gradsan.source.locate import statement_at
 from gradsan.source.rewrite.moving import is_whole_lines
@@ -240,6 +242,8 @@ def views_after_write(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     suggested = (suggest(frame, op) for suggest in (out_of_place, part_out_of_place, clone_before) for op in ops)
     new = next((change for change in suggested if change is not None), None)
     pair = None if made is None else blocks.in_one_block(made, written[0])
+    base = next(filter(None, (written_expression(frame, op) for op in ops)), "")
+    pair = pair if pair is None else (_made_before(*pair, re.split(r"\W", base)[0]), pair[1])
     found: list[Fix] = []
     if pair is not None and _may_swap(*pair):
         found.append(_moved(*pair, None))
@@ -254,6 +258,17 @@ def views_after_write(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     if new is not None:
         found.append(blocks.fix("out_of_place", changed_lines(frame.file, new), "base_out_of_place"))
     return tuple(found)
+
+
+def _made_before(made: blocks.Placed, written: blocks.Placed, base: str) -> blocks.Placed:
+    """The statement before the write that made of ``base`` what a loop walks over after it: ``for one in parts``."""
+    if not isinstance(made.statement, ast.For) or made.index < written.index:
+        return made
+    walked = blocks.names_read([made.statement.iter])
+    for index, node in reversed(list(enumerate(made.block[: written.index]))):
+        if isinstance(node, ast.Assign) and blocks.names_bound(node) & walked and base in blocks.names_read([node]):
+            return blocks.Placed(made.source, made.block, node, index)
+    return made
 
 
 def _may_swap(made: blocks.Placed, written: blocks.Placed) -> bool:
