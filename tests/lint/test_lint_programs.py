@@ -222,3 +222,37 @@ class Fitting(Settings):
     assert possible(source) == []
     # Given a value with a graph, that graph may be shared by all.
     assert possible(source.replace("self.pairs)", "torch.nn.Linear(2, 2)(self.pairs))")) != []
+
+
+def test_data_that_a_library_prepares_once_has_no_graph_even_maybe() -> None:
+    source = """
+import torch
+from graphs import Planets, Convolution, Compose
+
+prepare = Compose([])
+data = prepare(Planets("here")[0]).to("cpu")
+net = Convolution(3, 4)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(3):
+    opt.zero_grad()
+    loss = (net(data.x, data.edges) - data.y).square().mean()
+    loss.backward()
+    opt.step()
+"""
+    assert possible(source) == []
+    # A network that an optimizer trains is a graph.
+    assert possible(source.replace("prepare(", "net(").replace("net = C", "net = prepare = C")) != []
+
+
+def test_a_state_that_comes_with_the_loss_has_a_graph() -> None:
+    source = """
+def fit(task, batches, opt):
+    state = None
+    for batch in batches:
+        out = task.step(batch, state)
+        state = out["state"]
+        opt.zero_grad()
+        out["loss"].backward()
+        opt.step()
+"""
+    assert [code for _, code in possible("import torch\n" + source)] == ["GS401"]

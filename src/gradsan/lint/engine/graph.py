@@ -12,6 +12,7 @@ from gradsan.lint.engine.tensors import Tensors
 from gradsan.lint.engine.values import (
     MAYBE,
     NO,
+    NODES_WALKED,
     YES,
     Bag,
     Dictionary,
@@ -28,9 +29,10 @@ from gradsan.lint.engine.values import (
     Tensor,
     Value,
     Write,
+    is_data,
+    prove,
 )
 
-_NODES_WALKED = 3_000
 # The state's key for the parameters whose gradients a backward has filled.
 _FILLED = (None, "@filled")
 
@@ -100,7 +102,8 @@ class Graph(Tensors):
                 continue
             # A backward that starts here proves that it can.
             if not is_grad:
-                tensor.is_certain, tensor.grad, graph.grad = True, YES, YES
+                tensor.is_certain, tensor.grad = True, YES
+                prove(graph)
             self._tell(list(self._faults(graph, state)), site, state, graph, tensor)
             if self.retained.any():
                 self.retained.walked(_walk(graph))
@@ -145,7 +148,7 @@ class Graph(Tensors):
             if graph is not None and not state.quiet:
                 nodes = _walk(graph)
                 # A module that is not analysed may keep its state.
-                is_sure = len(nodes) < _NODES_WALKED and not any(
+                is_sure = len(nodes) < NODES_WALKED and not any(
                     one.is_opaque or one.op == "either" or not self.given.isdisjoint(one.parents) for one in nodes
                 )
                 self.retained.keep(site, tensor.text or "?", nodes, is_sure=is_sure)
@@ -190,7 +193,7 @@ class Graph(Tensors):
         for node in sorted(_walk(graph), key=lambda one: -one.clock):
             freed = state.freed.get(node)
             if freed is not None:
-                if _is_data(node):
+                if is_data(node):
                     continue
                 yield _Fault(node, None, None, freed, MAYBE if node.is_opaque and node.grad != YES else node.grad)
                 continue
@@ -367,7 +370,7 @@ def _walk(graph: Node, *, sure: bool = False, parts: bool = True) -> list[Node]:
     """
     found: dict[Node, None] = {graph: None}
     pending = [graph]
-    while pending and len(found) < _NODES_WALKED:
+    while pending and len(found) < NODES_WALKED:
         node = pending.pop()
         if sure and not parts and node.op == "part":
             continue
@@ -378,21 +381,6 @@ def _walk(graph: Node, *, sure: bool = False, parts: bool = True) -> list[Node]:
                 found[parent] = None
                 pending.append(parent)
     return list(found)
-
-
-def _is_data(node: Node) -> bool:
-    """Whether a Node may as well be none: only results of unknown calls went into it that were given no tensor.
-
-    ``buffer.sample()`` returns a batch far more often than a graph.
-    """
-    pending: list[Node | Tensor] = [node]
-    for one in pending:
-        if not isinstance(one, Node) or one.grad == YES or len(pending) > _NODES_WALKED:
-            return False
-        if not (one.parents or one.is_opaque):
-            return False
-        pending += one.parents
-    return True
 
 
 def _code_of(fault: _Fault) -> tuple[str, str]:

@@ -16,6 +16,9 @@ MAYBE: Final = 1
 YES: Final = 2
 """Whether a value requires grad, as far as the source shows."""
 
+NODES_WALKED: Final = 3_000
+"""The most Nodes that are looked at from one."""
+
 Branches: TypeAlias = tuple[tuple[int, int], ...]
 """The undecided choices around a place: (the choice, its branch), outermost first."""
 
@@ -244,3 +247,35 @@ Value: TypeAlias = (
     | Method
     | Choice
 )
+
+
+def is_data(node: Node) -> bool:
+    """Whether a Node may as well be none: nothing that is known to have a graph, and no module, went into it.
+
+    ``buffer.sample()`` or ``transform(data)`` returns data far more often than a graph.
+    """
+    pending: list[Node | Tensor] = [node]
+    for one in pending:
+        if one.grad == YES or len(pending) > NODES_WALKED:
+            return False
+        if isinstance(one, Tensor):
+            if one.is_leaf or (one.is_certain and not one.owners) or _may_be_model(one.owners):
+                return False
+        elif any(_may_be_model(saved.owners) for saved in one.saved):
+            return False
+        else:
+            pending += one.parents
+    return True
+
+
+def prove(graph: Node) -> None:
+    """Note that a Node is there: a call of which it is a part has returned a graph."""
+    graph.grad = YES
+    for parent in graph.parents if graph.op == "part" else ():
+        if isinstance(parent, Node):
+            prove(parent)
+
+
+def _may_be_model(owners: tuple[Value, ...]) -> bool:
+    """Whether a caller gave one; what is made here by a library, and has no optimizer, is a transform or a loss."""
+    return any(not isinstance(one, Tensor) or one.node is None or not one.node.is_opaque for one in owners)
