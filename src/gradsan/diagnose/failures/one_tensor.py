@@ -99,7 +99,7 @@ def arrays(failure: Failure) -> Diagnosis | None:
             *parts.label_of(bound, "written", "label.arrays_are_one", values),
             *parts.used(failure, "label.new_value_used", values),
         ),
-        tensor=parts.tensor_of(bound),
+        tensor=parts.tensor_of(bound, parts.assigned_at(bound)),
         help_key="help.array_copied",
     )
 

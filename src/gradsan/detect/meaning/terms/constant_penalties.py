@@ -6,7 +6,9 @@ value computed from data, too, is a measurement: the loss of a network that is o
 again, and bounds such as the maximum of log-sum-exp, are constants on purpose.
 
 A penalty is on parameters that the loss trains: a multiplier that another loss trains is a constant of this one. Where
-the program writes the parameters itself, a step of its own replaces the gradient, as in soft thresholding.
+the program writes the parameters itself, a step of its own replaces the gradient, as in soft thresholding. Before the
+first backward those leaves count as parameters that an operation has read until then; a penalty found there is
+reported at the end, if no later round was followed, and nothing has written its parameters since.
 
 Row: ``penalty_is_constant``. Roles: ``read`` (where a parameter's values were read; ``values``: ``shape``, ``dtype``,
 ``device`` of the term, ``is_decayed``, whether the optimizer was given a weight decay for it), ``added`` (where the
@@ -19,12 +21,15 @@ import inspect
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import torch
+
 from gradsan import _torch
 from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.detect.meaning.terms.constant_terms import LISTED, SUMS, made_of, sums_below
 from gradsan.graph import walk
 from gradsan.model import Clue
 from gradsan.record.detector import Run
+from gradsan.record.ledger import Noted
 from gradsan.record.log import RawStack, logged_writes
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
@@ -57,6 +62,8 @@ class _Joined(NamedTuple):
 class ConstantPenalties(RoundDetector):
     """Follows values of parameters in some rounds; ``optimizers`` returns those that have stepped."""
 
+    from_start = True
+
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._optimizers = run.stepped_optimizers
@@ -64,12 +71,16 @@ class ConstantPenalties(RoundDetector):
         self._held: dict[int, tuple[Any, Any]] = {}
         self._joined: list[_Joined] = []
         self._begun = 0
+        self._early = self._notes(list[tuple[Noted, RawBackward, _Joined]]())
 
     def begins(self, entry: RawBackward) -> bool:
         """Note the trained parameters."""
         self._held.clear()
         self._joined.clear()
         self._begun = entry.clock
+        if entry.stack is None:
+            self._parameters = {}
+            return True
         held = _torch.parameters_of(*self._optimizers())
         self._parameters = {
             _torch.storage_or_none(one): _torch.weak_tensor(one)
@@ -82,6 +93,9 @@ class ConstantPenalties(RoundDetector):
     def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Follow values computed from parameters."""
         given = _torch.tensors_of_call(args, kwargs)
+        # Writes that initialise a parameter come before it is read.
+        if self.is_before_first_backward and (op.endswith("__") or not op.endswith("_")):
+            self._begun = self._core.clock if self._add_leaves(given) else self._begun
         for made, sources in made_of(op, given, result):
             origin = next((origin for tensor in sources if (origin := self._origin(tensor)) is not None), None)
             if made.requires_grad:
@@ -92,6 +106,17 @@ class ConstantPenalties(RoundDetector):
                     self._joined.append(_Joined(_torch.node_sequence(node), origin, self._core.stack(), facts))
             elif made.is_floating_point() and op not in _ON_PURPOSE and len(self._held) < _TENSORS_FOLLOWED:
                 self._hold(op, made, origin, sources)
+
+    def _add_leaves(self, given: list[Any]) -> bool:
+        """Note the leaves that a call reads; whether there was a new one."""
+        fresh = {
+            _torch.storage_or_none(one): _torch.weak_tensor(one)
+            for one in given
+            if isinstance(one, torch.nn.Parameter) and one.requires_grad and one.numel() > 1
+        }
+        fresh = {key: weak for key, weak in fresh.items() if key and key not in self._parameters}
+        self._parameters.update(fresh)
+        return bool(fresh)
 
     def _origin(self, tensor: Any) -> Any:
         known = self._held.get(id(tensor))
@@ -119,20 +144,37 @@ class ConstantPenalties(RoundDetector):
 
     def looks(self, entry: RawBackward, is_last: bool) -> None:
         """Check whether a penalty has been added to this loss."""
+        if not self.is_before_first_backward:
+            self._early.clear()
         if not self._joined or entry.stack in self._described:
             return
         roots = read_backward(entry).roots
         sums = set(sums_below(roots))
         found = next((one for one in self._joined if one.number in sums), None)
         if found is not None and self._is_meant_for(walk.leaves_of(walk.engine_order(roots)), found.read):
-            self._described.add(entry.stack)
-            values = {**found.facts, "is_decayed": self._is_decayed(found.read)}
-            self._report_at(
-                ROW,
-                entry.stack,
-                Clue("read", symbolise(found.read.stack), values=values),
-                Clue("added", symbolise(found.added)),
-            )
+            if self.is_before_first_backward:
+                own = [one for weak in found.read.parameters if (one := weak()) is not None]
+                self._early.append((Noted(self._core, own), entry._replace(outputs=()), found))
+            else:
+                self._report(entry, found)
+
+    def _report(self, entry: RawBackward, found: _Joined) -> None:
+        self._described.add(entry.stack)
+        values = {**found.facts, "is_decayed": self._is_decayed(found.read)}
+        self._report_at(
+            ROW,
+            entry.stack,
+            Clue("read", symbolise(found.read.stack), values=values),
+            Clue("added", symbolise(found.added)),
+        )
+
+    def settle(self) -> None:
+        """Report what the only round has shown."""
+        super().settle()
+        for noted, entry, found in self._early:
+            if not noted.was_written() and entry.stack not in self._described:
+                self._report(entry, found)
+        self._early.clear()
 
     def _is_meant_for(self, leaves: Iterable[Any], read: _Origin) -> bool:
         """Whether the loss trains the parameters that were read, and the program writes none of them itself."""
