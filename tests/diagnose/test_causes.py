@@ -72,6 +72,27 @@ def test_a_write_from_a_layer_is_gs103(file: str) -> None:
     assert code(conflict(file, writes=(write,))) == "GS103"
 
 
+@each(
+    ("function", "expected"),
+    [
+        ("def bent(x, bend):\n    y = relu(x)\n    y += bend\n    return y\n", "GS101"),
+        ("def bent(x, inplace=False):\n    y = x.sigmoid()\n    return x.mul_(y) if inplace else x * y\n", "GS103"),
+    ],
+)
+def test_a_write_from_a_library_is_gs103_only_where_it_can_be_asked_for(
+    function: str, expected: str, tmp_path: Path
+) -> None:
+    library = tmp_path / "site-packages" / "zoo"
+    library.mkdir(parents=True)
+    (library / "act.py").write_text(function)
+    (tmp_path / "train.py").write_text(SOURCE)
+    file = str(tmp_path / "train.py")
+    called = Frame("/lib/site-packages/torch/nn/modules/module.py", 1794, "Module._call_impl")
+    site = Site((*at(file, 2).frames, called, Frame(str(library / "act.py"), 3, "bent")))
+    write = replace(conflict(file).writes[0], site=site, op="add_")
+    assert code(conflict(file, writes=(write,))) == expected
+
+
 def test_a_leaf_without_gradient_is_gs105(file: str) -> None:
     base = conflict(file)
     data = replace(base.save.tensor, requires_grad=False, is_leaf=True)

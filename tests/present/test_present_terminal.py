@@ -7,7 +7,7 @@ from rich.text import Text
 from sample_reports import REPORTS, SOURCES, bridge, report, words
 
 from cases import each
-from gradsan.model import Diagnosis, Fix, Frame, Label, Verification
+from gradsan.model import Diagnosis, Fix, Frame, Label, Site, Verification
 from gradsan.present import render_terminal
 
 
@@ -100,3 +100,19 @@ def test_a_failed_change_is_left_out_where_another_passed(other, is_shown):
     shown = render_terminal(made, language="en", color=False, width=100, stacks=False, cwd=SOURCES)
     assert all(one in shown for one in ("result of relu", "result of clone", "y = y.relu()"))
     assert ("y = y.clone()" in shown) is is_shown
+
+
+def test_the_place_inside_of_a_library_is_shown():
+    def shown(*inner, role="written"):
+        (first, *_) = bridge().diagnoses
+        frame = first.labels[0].frame
+        inside = tuple(Frame(file, line, function) for file, line, function in inner)
+        one = replace(first, labels=(replace(first.labels[0], role=role, site=Site((frame, *inside))),))
+        return render_terminal(report(one), language="en", color=False, width=100, stacks=False, cwd=SOURCES)
+
+    layer = ("/venv/lib/site-packages/zoo/layers/act.py", 12, "Bent.forward")
+    torchs = ("/venv/lib/site-packages/torch/nn/functional.py", 900, "relu")
+    assert "in zoo/layers/act.py:12, Bent.forward" in shown(torchs, layer, torchs)
+    assert "act.py" not in shown(layer, role="used")
+    assert "functional.py" not in shown(torchs)
+    assert "in zoo.py:3, bend" in shown(("C:/site-packages/zoo.py", 3, "bend"))

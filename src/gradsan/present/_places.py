@@ -9,6 +9,7 @@ from pathlib import Path
 from gradsan import options
 from gradsan.model import Diagnosis, Frame, Label, Site
 
+_PACKAGES = ("site-packages", "dist-packages")
 _GRADSAN = Path(__file__).resolve().parent.parent
 
 
@@ -59,6 +60,19 @@ def is_gradsan(frame: Frame) -> bool:
 def shown_stack(site: Site) -> tuple[Frame, ...]:
     """Return the frames of the user and of libraries, outermost first."""
     return tuple(frame for frame in site.frames if not is_gradsan(frame))
+
+
+def library_place(site: Site) -> tuple[str, str] | None:
+    """Return ``package/file.py:12`` and the function, where code of an installed package other than torch's was last.
+
+    None where the user's own code called torch, or a builtin, itself.
+    """
+    for frame in reversed(site.inner_frames):
+        parts = Path(frame.file).parts
+        index = max((parts.index(folder) for folder in _PACKAGES if folder in parts), default=None)
+        if index is not None and parts[index + 1 : index + 2] not in {(), ("torch",)}:
+            return f"{'/'.join(parts[index + 1 :])}:{frame.line}", frame.function
+    return None
 
 
 def primary_label(diagnosis: Diagnosis) -> Label | None:

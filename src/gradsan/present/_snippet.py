@@ -11,10 +11,11 @@ from rich.text import Text
 from gradsan.model import Diagnosis, Frame, Label
 from gradsan.present._canvas import FRAME_STYLE, QUIET_STYLE, ROLE_STYLE, SEVERITY_STYLE, Canvas
 from gradsan.present._cells import DisplayLine, display, width_of, wrap
-from gradsan.present._places import location, primary_label, shown_path
+from gradsan.present._places import library_place, location, primary_label, shown_path
 from gradsan.source.tree import source_line
 
 _EVENTS = ("saved", "written", "used", "created", "freed", "origin", "path", "noticed")
+_IN_LIBRARY = ("saved", "written", "created", "freed", "origin")
 _CALLERS_SHOWN = 3
 
 
@@ -23,7 +24,7 @@ class Mark:
     """A label to be drawn.
 
     ``heading`` is its number (``1. ``) or letter, if any; ``name`` is the heading of its stack (``1. saved``);
-    ``callers`` names the callers (often empty).
+    ``around`` are lines that say from where, and where inside of a library (often none).
     """
 
     label: Label
@@ -31,7 +32,7 @@ class Mark:
     name: str
     heading: str
     body: str
-    callers: str
+    around: tuple[str, ...]
     style: str
     is_primary: bool
 
@@ -72,7 +73,7 @@ def marks_of(diagnosis: Diagnosis, canvas: Canvas) -> list[Mark]:
                 name=heading + canvas.word(f"role.{label.role}"),
                 heading=heading,
                 body=canvas.say_short(label.message),
-                callers=_callers(label, shared, canvas),
+                around=_around(label, shared, canvas),
                 style=SEVERITY_STYLE[diagnosis.severity] if is_primary else ROLE_STYLE[label.role],
                 is_primary=is_primary,
             )
@@ -101,6 +102,13 @@ def _shared_callers(labels: tuple[Label, ...]) -> int:
             break
         shared += 1
     return shared
+
+
+def _around(label: Label, shared: int, canvas: Canvas) -> tuple[str, ...]:
+    """Return the place inside of a library, and the callers, where there are any."""
+    place = library_place(label.site) if label.role in _IN_LIBRARY and label.frame == label.site.user_frame else None
+    inside = "" if place is None else canvas.word("in_library", place=place[0], function=place[1])
+    return tuple(one for one in (inside, _callers(label, shared, canvas)) if one)
 
 
 def _callers(label: Label, shared: int, canvas: Canvas) -> str:
@@ -273,8 +281,7 @@ def _message(mark: Mark, indent: int, canvas: Canvas) -> list[list[tuple[str, st
     first, *rest = wrap(mark.body, free)
     lines = [[(mark.heading, f"bold {mark.style}"), (first, mark.style)]]
     lines.extend([hang, (line, mark.style)] for line in rest)
-    if mark.callers:
-        lines.extend([hang, (line, QUIET_STYLE)] for line in wrap(mark.callers, free))
+    lines.extend([hang, (line, QUIET_STYLE)] for words in mark.around for line in wrap(words, free))
     return lines
 
 

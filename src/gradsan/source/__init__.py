@@ -108,7 +108,7 @@ _NAMES = {
         "reads_gradients sets_gradients steps_in_some_rounds unreturned_gradient"
     ),
     "joined": "on_own_lines",
-    "locate": "Expression Statement expression_at expressions_at is_argument statement_at",
+    "locate": "Expression Statement expression_at expressions_at is_argument names_in_function statement_at",
     "rewrite.asked": (
         "differentiated floating_from_start gradient_in_shape graph_for_gradient input_itself keep_graph_from "
         "sum_differentiated wanted_where_bound"

@@ -222,6 +222,15 @@ def statement_text(source: SourceFile, node: ast.stmt) -> str:
     return source.slice(Span(span.line, span.column, *last)) + closing
 
 
+def names_in_function(frame: Frame, name: str) -> bool:
+    """Whether the function at ``frame`` has an argument, a variable or an attribute ``name``."""
+    statement = statement_at(frame)
+    if statement is None or statement.function is None:
+        return False
+    inside = ast.walk(statement.function)
+    return any(name in (getattr(one, "id", ""), getattr(one, "attr", ""), getattr(one, "arg", "")) for one in inside)
+
+
 def is_argument(frame: Frame, name: str) -> bool:
     """Whether ``name`` is an argument of the function at ``frame``."""
     statement = statement_at(frame)

@@ -66,10 +66,11 @@ def inplace_module(facts: Facts) -> Diagnosis | None:
 
 
 def is_inplace_flag(write: Write) -> bool:
-    """Whether an ``inplace=True`` made the write: an in-place operator called by torch's functionals or modules."""
+    """Whether an ``inplace=True`` made the write: one of torch's layers called the operator, or code that names it."""
     if write.kind not in ("inplace", "op") or not write.op.endswith("_") or renormalises(write):
         return False
-    return any(_is_layer_code(frame.file) for frame in write.site.inner_frames)
+    inner = write.site.inner_frames
+    return bool(inner) and (_is_layer_code(inner[-1].file) or source.names_in_function(inner[-1], "inplace"))
 
 
 def module_name(write: Write) -> str:

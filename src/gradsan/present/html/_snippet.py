@@ -182,11 +182,11 @@ def _cells(mark: Mark, number: int, line: str) -> tuple[int, int]:
 
 def _words(mark: Mark, index: int, key: str, canvas: Canvas) -> Html:
     number = mark.heading.strip().rstrip(".") or "•"
-    callers = tag("span", mark.callers, class_="quiet callers") if mark.callers else None
+    around = (tag("span", line, class_="quiet around") for line in mark.around)
     name = mark.label.frame.function
     function = tag("span", name, class_="quiet function") if name != "<module>" else None
     head = tag("span", number, class_=f"badge {mark.label.role}", aria_hidden="true")
     said = tag("span", mark.body, class_="words")
     return tag(
-        "div", head, said, function, callers, id=mark_id(key, index), class_=f"said {mark.label.role}", tabindex=-1
+        "div", head, said, function, *around, id=mark_id(key, index), class_=f"said {mark.label.role}", tabindex=-1
     )
