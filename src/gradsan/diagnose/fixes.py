@@ -44,6 +44,9 @@ def instead_of_overwriting(facts: Facts, *, copy_first: bool = False) -> tuple[F
     writes = () if is_bound else writes
     new = _each_line(writes, _new_value, tensor.requires_grad and not tensor.is_leaf)
     copy = _each_line(writes[:1], partial(_copy, facts.conflict.save.site)) if _write_one_name(writes) else _Suggested()
+    # Objects that share one tensor: bound anew in one of them, the others keep the old one.
+    if len({name.text for name in facts.conflict.names if name.kind != "value"}) > 1:
+        new, copy = replace(new, hidden_from_others=True), replace(copy, hidden_from_others=True)
     new_fix, copy_fix = _rebinding("out_of_place", facts, new), _rebinding("clone_before_mutation", facts, copy)
     if not new.hidden_from_others and not copy.hidden_from_others:
         pair = (copy_fix, new_fix) if copy_first else (new_fix, copy_fix)
