@@ -30,7 +30,7 @@ from gradsan.detect.meaning.made import Making
 from gradsan.detect.meaning.reused_inputs import ReusedInputs
 from gradsan.detect.meaning.stale_values import StaleValues
 from gradsan.detect.meaning.stopped_gradients import StoppedGradients
-from gradsan.detect.meaning.terms.constant_penalties import ConstantPenalties
+from gradsan.detect.meaning.terms.constant_penalties import ConstantPenalties, DataReads
 from gradsan.detect.meaning.terms.constant_terms import ConstantTerms
 from gradsan.detect.meaning.terms.cut_terms import CutTerms, DrawnSamples
 from gradsan.detect.meaning.terms.lost_terms import LostTerms
@@ -95,6 +95,7 @@ DETECTORS: tuple[type[Detector], ...] = (
     ConstantTerms,
     Making,
     ConstantPenalties,
+    DataReads,
     DrawnSamples,
     CutTerms,
     NumberTerms,

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import dis
 from collections.abc import Iterable, Iterator
-from types import CodeType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
 
 from torch import nn
 
-from gradsan import _torch
+from gradsan import _torch, source
 from gradsan._collector import cached_by_class
+from gradsan.graph import naming
 from gradsan.graph.bytecode import ASKS_FOR_SHAPE, functions_of, reads_of_method
 from gradsan.graph.naming import modules_alive
 from gradsan.heuristics import INITIALISERS
+from gradsan.model import Clue, Site
 from gradsan.record.log import Log, RawStack, logged_writes
+from gradsan.record.stacks import symbolise
 
 _PAST_GRAPH = frozenset({"data", "detach", "item", "tolist"})
 _NO_READ = ASKS_FOR_SHAPE | {"grad", "requires_grad_"}
@@ -56,6 +59,35 @@ def bypassed(core: Log, missing: Iterable[Any]) -> dict[int, Bypass]:
                 found[id(parameter)] = bypass
     written = _written_in_forward(core) if found else frozenset()
     return {key: one for key, one in found.items() if _torch.storage_or_none(wanted[key]) not in written}
+
+
+def read_as_data(
+    core: Log, parameter: Any, stack: RawStack, counts: dict[str, int], frame: FrameType
+) -> tuple[Clue, ...] | None:
+    """Return the clues of a parameter that was read as ``.data`` at ``stack``; None where that may be meant."""
+    site, name = symbolise(stack), naming.name_of(parameter, frame)
+    place = site.user_frame
+    if place is None or name is None or source.is_conditional(place) or is_managed(core, parameter):
+        return None
+    if (found := source.read_as_data(place, name)) is None:
+        return None
+    read = Site((*site.frames[: site.frames.index(place)], found[1]))
+    return (
+        Clue("parameter", name=name, values={**_torch.facts_of(parameter), **counts}),
+        Clue("read", read, name=found[0], values={"is_data": 1}),
+    )
+
+
+def is_managed(core: Log, parameter: Any) -> bool:
+    """Whether a forward writes a parameter, or a method beside the forward of its class reads it with its graph."""
+    for module in modules_alive():
+        for chain in [chain for chain, one in _own_parameters(module) if one is parameter]:
+            reached = {function.__code__ for function in reads_of_method(type(module), "forward").functions}
+            others = (one for one in _functions_of_class(type(module)) if one.__name__ not in _NO_FORWARD)
+            codes = (code for one in others if one.__code__ not in reached for code in _with_inner(one.__code__))
+            if any(_is_plain(read) for code in codes for read in _reads(code, chain)):
+                return True
+    return _torch.storage_or_none(parameter) in _written_in_forward(core)
 
 
 def unreached_beside(reached: set[int]) -> list[Any]:

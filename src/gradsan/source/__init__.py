@@ -114,7 +114,7 @@ _NAMES = {
         "sum_differentiated wanted_where_bound"
     ),
     "rewrite.copied": "clone_argument clone_given clone_handed_out clone_source handed_out",
-    "rewrite.detached": "detach_own_reads detach_reads is_repeated taken_from walked_values",
+    "rewrite.detached": "detach_own_reads detach_reads is_repeated read_as_data taken_from walked_values",
     "rewrite.filled": "all_under_no_grad cut_before_written detach_behind_loop reads_filled",
     "rewrite.functions": (
         "bind_early copy_saved_early earlier_reads gradients_for_inputs kept_on_context mark_dirty name_kept "

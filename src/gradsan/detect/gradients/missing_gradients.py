@@ -33,6 +33,7 @@ from torch.optim.optimizer import Optimizer
 
 from gradsan import _torch, source
 from gradsan.detect.meaning.made import Making
+from gradsan.detect.meaning.terms.constant_penalties import DataReads
 from gradsan.detect.meaning.terms.cut_terms import CutTerms
 from gradsan.graph import naming, walk
 from gradsan.graph.live import live_clues
@@ -49,7 +50,6 @@ _LOOKS_AT_A_LINE = 32
 _SHOWN = 3
 _NAMED = 12
 _FIRST_BACKWARDS = 4
-"""The lines calling backward, in a program without an optimizer, whose modules are looked at."""
 _Waiting = tuple[Noted, Failure]
 
 
@@ -86,7 +86,7 @@ class MissingGradients(Detector):
         self._unused: list[tuple[list[_Unused], Failure]] = []
         self._bypassed: list[tuple[Noted, Any, Failure]] = []
         self._first_backwards = 0
-        self._left = run.get(CutTerms).left
+        self._left, self._data_reads = run.get(CutTerms).left, run.get(DataReads)
         self._lost: weakref.WeakKeyDictionary[Optimizer, set[int]] = weakref.WeakKeyDictionary()
         """The ids of the reported parameters, by the optimizer, which keeps them alive."""
 
@@ -196,6 +196,7 @@ class MissingGradients(Detector):
             self._found(Failure("parameter_not_reached", "", "", site, (shown, where, clues[0]), raised=False))
         missing = [one for one in missing if id(one) not in past_graph]
         cut_off = self._note_cut_off(optimizer, [] if is_all else missing, held, counts, frame)
+        cut_off |= set() if is_all else self._note_read_as_data(optimizer, missing, counts, frame)
         missing = [one for one in missing if id(one) not in cut_off]
         if not missing:
             return
@@ -240,6 +241,24 @@ class MissingGradients(Detector):
             failure = Failure("parameter_not_reached", "", "", symbolise(self._core.stack()), clues, raised=False)
             self._cut_off.append((Noted(self._core, own), failure, self._began))
         return set(cut)
+
+    def _note_read_as_data(
+        self, optimizer: Optimizer, missing: list[Any], counts: dict[str, int], frame: FrameType
+    ) -> set[int]:
+        """Await the parameters that the loss was computed from by ``.data``: a later backward may reach them."""
+        from gradsan.detect.bypassed import read_as_data
+
+        still = {id(one) for group in optimizer.param_groups if not group.get("lr", 1) for one in group["params"]}
+        noted = set[int]()
+        for one in missing:
+            stack = None if id(one) in still else self._data_reads.of(one)
+            if stack is None or (clues := read_as_data(self._core, one, stack, counts, frame)) is None:
+                continue
+            clues = (*clues, Clue("holder", name=type(optimizer).__name__))
+            failure = Failure("parameter_not_reached", "", "", symbolise(self._core.stack()), clues, raised=False)
+            self._cut_off.append((Noted(self._core, [one]), failure, self._began))
+            noted.add(id(one))
+        return noted
 
     @_torch.hushed()
     def _look_at_unfed(self, is_last: bool) -> None:

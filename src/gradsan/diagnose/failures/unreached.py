@@ -208,6 +208,7 @@ def _read_past_graph(failure: Failure, read: Clue, values: dict[str, object], te
     is_cut = "how" in read.values
     lines = () if is_cut else source.changed_at(read.shown_frame, source.read_with_graph)
     words = "parameter_cut_off" if is_cut else "parameter_read_past_graph"
+    words = "parameter_read_as_data" if read.count("is_data") else words
     has_holder = failure.clue("holder") is not None
     values = {**values, "op": label_texts.as_written((read.op or "?").strip("_"))}
     return parts.diagnosis(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import takewhile
 
 from gradsan.model import Frame, Held
@@ -254,3 +255,16 @@ def detach_in_each(source: SourceFile, held: Sequence[Held]) -> tuple[str, str] 
     parts = [f"{name}.{one}" for one in attributes]
     cut = f"{', '.join(parts)} = {', '.join(f'{one}.detach()' for one in parts)}"
     return path, f"for {name} in {path}:\n{indentation_of(source)}{cut}"
+
+
+def read_as_data(frame: Frame, name: str) -> tuple[str, Frame] | None:
+    """What reads ``name`` as ``.data`` in the statement at ``frame``, ``model.scale.data``, and the place of that."""
+    statement = statement_at(frame)
+    nodes = [] if statement is None else [one for one in header_nodes(statement.node) if isinstance(one, ast.Attribute)]
+    reads = [one for one in nodes if one.attr == "data" and isinstance(one.ctx, ast.Load)]
+    own = [one for one in reads if leaf_name(one.value) == name.rpartition(".")[2]] or reads
+    if statement is None or not own or len({ast.dump(one) for one in own}) > 1:
+        return None
+    span = statement.source.span(own[0])
+    place = replace(frame, line=span.line, column=span.column, end_line=span.end_line, end_column=span.end_column)
+    return statement.source.text(own[0]), place

@@ -10,6 +10,9 @@ the program writes the parameters itself, a step of its own replaces the gradien
 first backward those leaves count as parameters that an operation has read until then; a penalty found there is
 reported at the end, if no later round was followed, and nothing has written its parameters since.
 
+Beside them :class:`DataReads` follows, before the first backward, whatever shares memory with other tensors without
+having a graph: ``p.data``. Whose memory it was is asked later, of a parameter that has got no gradient.
+
 Row: ``penalty_is_constant``. Roles: ``read`` (where a parameter's values were read; ``values``: ``shape``, ``dtype``,
 ``device`` of the term, ``is_decayed``, whether the optimizer was given a weight decay for it), ``added`` (where the
 term was added to the loss).
@@ -57,6 +60,51 @@ class _Joined(NamedTuple):
     read: _Origin
     added: Any
     facts: dict[str, Any]
+
+
+class DataReads(RoundDetector):
+    """Notes where memory that other tensors hold is read without a graph, into results that have one."""
+
+    from_start = True
+    rounds = ()
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._read = self._notes(dict[int, tuple[_torch.weak_storage, RawStack]]())
+        self._made = dict[int, tuple[_torch.weak_tensor, dict[int, tuple[_torch.weak_storage, RawStack]]]]()
+
+    def of(self, tensor: torch.Tensor) -> RawStack | None:
+        """Return the first such read of a tensor's memory."""
+        known = self._read.get(_torch.storage_or_none(tensor))
+        return None if known is None else known[1]
+
+    def begins(self, entry: RawBackward) -> bool:
+        """Drop what was followed before."""
+        self._made.clear()
+        return True
+
+    def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Follow such values to the results of calls."""
+        if not _torch.is_grad_enabled() or len(self._read) + len(self._made) >= _TENSORS_FOLLOWED:
+            return
+        read = {key: one for tensor in _torch.tensors_of_call(args, kwargs) for key, one in self._of(tensor).items()}
+        for made in _torch.tensors_in(result) if read else ():
+            if made.requires_grad:
+                for key, one in read.items():
+                    self._read.setdefault(key, one)
+            elif made.is_floating_point() and op not in _ON_PURPOSE:
+                self._made[id(made)] = _torch.weak_tensor(made), read
+
+    def _of(self, tensor: torch.Tensor) -> dict[int, tuple[_torch.weak_storage, RawStack]]:
+        if tensor.requires_grad or not tensor.is_floating_point():
+            return {}
+        weak, read = self._made.get(id(tensor), (None, {}))
+        if weak is not None and weak() is tensor:
+            return read
+        storage = _torch.storage_or_none(tensor)
+        if not storage or storage in self._read or not _torch.shares_memory(tensor):
+            return {}
+        return {storage: (_torch.weak_storage(tensor.untyped_storage()), self._core.stack())}
 
 
 class ConstantPenalties(RoundDetector):
