@@ -129,7 +129,8 @@ class MissingGradients(Detector):
     def _look_for_bypassed(self, entry: RawBackward) -> None:
         """Note the parameters that a module reads as ``.data``, while others of it are reached."""
         leaves = walk.leaves_of(walk.engine_order(read_backward(entry).roots))
-        if not any(isinstance(one, torch.nn.Parameter) for one in leaves):
+        # A gradient of something else, as of an image for an attack, may be all that is wanted.
+        if not leaves or not all(isinstance(one, torch.nn.Parameter) for one in leaves):
             return
         from gradsan.detect.bypassed import bypassed, unreached_beside
 
