@@ -6,7 +6,7 @@ import pytest
 
 from gradsan import source
 from gradsan.diagnose import carriers
-from gradsan.model import Frame, Held, Layer, Site
+from gradsan.model import Fix, Frame, Held, Layer, Site
 
 TEXT = """\
 class Trainer:
@@ -70,3 +70,23 @@ def test_an_attribute_of_another_module_is_not_cut(path, is_cut, tmp_path):
     carried = source.Carried("self.mean", 7, bound)
     carrier = carriers.Carrier("self.mean", bound, (at,), (("net.mean", carried),), 0, False, (held,))
     assert (carriers.cut(Site((used,)), None, carrier) is not None) == is_cut
+
+
+@pytest.mark.parametrize(
+    ("lines", "kinds"),
+    [((), ["recompute_forward", "detach_carried_state"]), (("line",), ["detach_carried_state"])],
+)
+def test_a_cut_of_all_that_a_loss_would_train_is_not_called_usual(lines, kinds, tmp_path):
+    file = tmp_path / "bandit.py"
+    file.write_text(
+        "def play(policy, opt, contexts, waiting):\n    for context in contexts:\n"
+        "        arm, chance = policy.choose(context)\n        waiting.append((context, arm, chance))\n"
+        "        context, arm, chance = waiting.popleft()\n        opt.zero_grad()\n"
+        "        (-gain(context, arm) * chance).backward()\n        opt.step()\n"
+    )
+    bound, updated = (Frame(str(file), at, "play", is_user=True) for at in (5, 8))
+    carrier = carriers.Carrier("chance", bound, (), (("chance", source.Carried("chance", 5, bound)),), 0, False, ())
+    detach = Fix.worded("fix.detach_carried_state", {"bridge": "chance"}, lines)
+    found = carriers.cut_term((detach,), Site((updated,)), carrier, ())
+    assert [one.kind for one in found] == kinds
+    assert found[-1].how_changed.key == "help.cut_term_how"

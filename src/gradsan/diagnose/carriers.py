@@ -178,20 +178,24 @@ def cut_term(
     """``fixes``, which detach a state that is a term of the loss, after one that recomputes it for the next round.
 
     Once detached, no loss trains its computation: for the value of the previous state in an actor-critic, nothing
-    is learned. Unchanged where the source does not show how it was computed, and for an average, which ``made`` adds
-    to: run again, it would be updated twice.
+    is learned. Where the source does not show how it was computed, words say so. Unchanged for an average, which
+    ``made`` adds to: run again, it would be updated twice.
     """
     adds = any(source.reads_what_it_binds(frame) for site in made for frame in site.user_frames)
-    if carrier is None or carrier.bound_at is None or updated is None or adds:
+    if carrier is None or adds:
         return fixes
-    if any(one.path.startswith((f"{carrier.name}.", f"{carrier.name}[")) for one in carrier.held):
-        return fixes  # an object or a container: more is done with the value than its name shows
-    found = source.run_again_for_state(carrier.name, carrier.bound_at, updated.user_frames)
-    if found is None:
-        return fixes
-    values = {"bridge": carrier.name, "value": found[0]}
-    again = Fix.worded("help.recompute_term", values, found[1], kind="recompute_forward")
-    return (again, *(replace(one, how_changed=Message("help.cut_term_how", values)) for one in fixes))
+    # An object or a container: more is done with the value than its name shows.
+    is_within = any(one.path.startswith((f"{carrier.name}.", f"{carrier.name}[")) for one in carrier.held)
+    found = None
+    if carrier.bound_at is not None and updated is not None and not is_within:
+        found = source.run_again_for_state(carrier.name, carrier.bound_at, updated.user_frames)
+    values = {"bridge": carrier.name, "value": carrier.name if found is None else found[0]}
+    cut = tuple(replace(one, how_changed=Message("help.cut_term_how", values)) for one in fixes)
+    if found is not None:
+        return (Fix.worded("help.recompute_term", values, found[1], kind="recompute_forward"), *cut)
+    if cut and cut[0].lines:
+        return cut
+    return (Fix.worded("help.recompute_kept", values, kind="recompute_forward"), *cut)
 
 
 def _shape(carrier: Carrier, name: str, one: source.Carried) -> source.Shape | None:

@@ -114,7 +114,8 @@ def _carried(case: Case) -> Diagnosis:
                 replace(one, how_changed=Message(SUM_CUT)) if one.kind == cut.kind and one.lines else one
                 for one in cuts
             )
-        if not cuts[0].lines and isinstance(case.name, str) and case.name.endswith("]"):
+        is_kept = isinstance(case.name, str) and case.name.endswith("]")
+        if is_kept and not any(one.lines or one.kind == "recompute_forward" for one in cuts):
             # An old prediction in a memory: detached, this loss would train nothing.
             cuts = (parts.fix("recompute_forward", "changed", values, summary="help.recompute_kept"), *cuts)
         if _is_average(case, made):
