@@ -9,7 +9,6 @@ from gradsan.lint.engine.state import State
 from gradsan.lint.engine.values import (
     MAYBE,
     NO,
-    YES,
     Bag,
     Choice,
     ClassValue,
@@ -24,6 +23,7 @@ from gradsan.lint.engine.values import (
     Sequence,
     Tensor,
     Value,
+    is_data,
     words,
 )
 
@@ -275,7 +275,8 @@ class Libraries(Methods):
             return tensors * 2 if len(tensors) == 1 else tensors
         if isinstance(value, Tensor) and value.is_certain and not value.is_array:
             return self.rounds_of(self.pieces(value, node, state), node, state)
-        if isinstance(value, Tensor) and not _is_made_by_rounds(value.node):
+        # Of code that is not analysed, progress bars and samplers hand out what each round makes.
+        if isinstance(value, Tensor) and (value.node is None or not is_data(value.node)):
             return [self.part_of(value, state), self.part_of(value, state)]
         return [self.fresh(), self.fresh()]
 
@@ -295,10 +296,3 @@ class Libraries(Methods):
         if graph is not None and state.grad:
             made.node = Node("part", (graph,), (), self.site(self.statement), made.clock, made.grad)
         return made
-
-
-def _is_made_by_rounds(node: Node | Tensor | None) -> bool:
-    """Whether code that is not analysed returned it, given nothing known to have a graph: progress bars, samplers."""
-    if isinstance(node, Tensor):
-        return node.grad != YES
-    return node is not None and node.is_opaque and not node.saved and all(map(_is_made_by_rounds, node.parents))
