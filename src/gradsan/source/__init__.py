@@ -127,7 +127,7 @@ _NAMES = {
     ),
     "rewrite.listing": "list_and_stack rebuilt_list",
     "rewrite.moving": "bound_names move_behind within_block",
-    "rewrite.numerics.bounded": "singular_operand",
+    "rewrite.numerics.bounded": "operand_text",
     "rewrite.numerics.finite": "FiniteForm finite_forms",
     "rewrite.out_of_place": (
         "argument_out_of_place out_of_place recorded result_out_of_place runs_again_after_backward "

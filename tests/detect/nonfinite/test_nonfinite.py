@@ -259,6 +259,15 @@ def divided_in_place(weights):
     return parts.sum()
 
 
+def divided_by_a_number(weights):
+    count = len([one for one in weights.tolist() if one > 2])
+    return (weights / count).sum()
+
+
+def power_of_ten(weights):
+    return torch.pow(10.0, 60 * weights).sum()
+
+
 def surprise(weights):
     certain = weights.detach() / weights
     return -torch.log(1 - certain).sum()
@@ -285,6 +294,8 @@ SAID = {
     divided_by_nameless: ("title.nonfinite_forward", "why.nonfinite_zero_division", "(weights - weights.detach())[0]"),
     inverse: ("title.nonfinite_forward", "why.nonfinite_zero_division", "(weights - weights.detach())[0]"),
     divided_in_place: ("title.nonfinite_forward", "why.nonfinite_zero_division", "weights.detach().floor()[0]"),
+    divided_by_a_number: ("title.nonfinite_forward", "why.nonfinite_zero_division", "0.0"),
+    power_of_ten: ("title.nonfinite_forward", "why.nonfinite_overflow", "(60 * weights)[3]"),
     surprise: ("title.nonfinite_forward", "why.nonfinite_domain", "(1 - certain)[0]"),
     distance: ("title.nonfinite_backward", "why.nonfinite_infinite_derivative", "offsets.square().sum()"),
     masked_by_a_product: ("title.nonfinite_forward_infinite", "why.nonfinite_infinite_operand", "scores[3]"),

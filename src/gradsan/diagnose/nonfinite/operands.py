@@ -11,6 +11,7 @@ from gradsan.model import Birth, Operand
 
 _REFLECTED = frozenset({"rtruediv", "rdiv"})
 DIVISIONS = _REFLECTED | {"div", "idiv", "truediv", "itruediv", "divide", "true_divide", "fmod", "remainder", "mod"}
+_SLOTS = {"self": 0, "other": 1, "exponent": 1}
 _OF_OPERATOR = 2
 """Number of operands of ``a / b``."""
 
@@ -37,8 +38,14 @@ def named(birth: Birth, operand: Operand | None) -> tuple[Birth, Operand | None]
         return birth, operand
     # The name of the birth is that of the first operand which has one.
     own = birth.name if len(birth.operands) == 1 else None
-    name = own or source.singular_operand(frame, "div" if op in DIVISIONS else op)
+    name = own or source.operand_text(frame, "div" if op in DIVISIONS else op, _position(op, operand.argument))
     return replace(birth, name=birth.name or name), replace(operand, name=name)
+
+
+def _position(op: str, argument: str) -> int | None:
+    """The position in the source of an argument of a call, or of a slot of a Node; None where only one is meant."""
+    position = _SLOTS.get(argument, int(argument) if argument.isdigit() else None)
+    return 1 - position if op in _REFLECTED and position in (0, 1) else position
 
 
 def operand_values(operand: Operand | None, birth: Birth) -> dict[str, object]:

@@ -263,8 +263,9 @@ def _read_result(birth: Birth) -> _Read:
         below = divisor(op, operands)
         if below is not None and below.at is not None and _number(below.at) == 0:
             return _Read("zero_division", below)
-        if below is None and any(_number(text) == 0 for _, text in birth.scalars):
-            return _Read("zero_division", first)
+        zero = next((text for _, text in birth.scalars if _number(text) == 0), None) if below is None else None
+        if zero is not None:
+            return _Read("zero_division", None if first is None else replace(first, name=zero, index=None, at=zero))
     if op in _SOFTMAXES:
         return _Read("all_masked", first)
     if op in _REDUCTIONS and birth.value == "nan" and all(one.kind is None for one in operands):

@@ -70,14 +70,20 @@ def bounded_forms(frame: Frame, dtype: str, low: float | None, is_count: bool) -
     return [(kind, change) for kind, change in changes if change is not None]
 
 
-def singular_operand(frame: Frame, op: str) -> str | None:
-    """The text of the operand that ``op``, the operation at ``frame``, may not take at every point; None if unknown."""
+def operand_text(frame: Frame, op: str, position: int | None) -> str | None:
+    """The text of an operand of ``op``, the operation at ``frame``; None where the source does not show it.
+
+    ``position`` counts from the left; None means the operand that has a singular point. A number is none.
+    """
     found = expression_at(frame)
     one = None if found is None else applied(found.source, found.node)
     if found is None or one is None or one.op != op:
         return None
-    text = found.source.text(_singular(one))
-    return None if "\n" in text or len(text) > _LONGEST else text
+    if position is not None and position >= len(one.operands):
+        return None
+    operand = _singular(one) if position is None else one.operands[position]
+    text = found.source.text(operand)
+    return None if isinstance(operand, ast.Constant) or "\n" in text or len(text) > _LONGEST else text
 
 
 def _singular(one: Applied) -> ast.expr:
