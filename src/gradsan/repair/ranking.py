@@ -42,6 +42,7 @@ the gradients stay; where they do not, it is not what anybody meant."""
 _CUTS = ("help.build_without_graph", "help.build_under_no_grad")
 _UNSURE, _CUT_TERM = "fix.stays_or_follows", "help.cut_term_how"
 _VERDICTS = ("same", "gradients")
+_ROWS = "help.retain_for_rows"
 _BORROWED = "detach_other_network"
 
 
@@ -53,7 +54,7 @@ def is_implied(fix: Fix) -> bool:
     """
     if fix.how_changed is not None and fix.how_changed.key in (TWICE, _UNSURE, _CUT_TERM, NOT_BY_BOTH):
         return False
-    return fix.kind in IMPLIED or fix.summary.key in MEANT
+    return fix.kind in IMPLIED or fix.summary.key in MEANT or fix.summary.key == _ROWS
 
 
 def settled(tried: list[Tried]) -> list[Tried]:

@@ -39,7 +39,7 @@ from gradsan.diagnose.failures.freed_values import (
 )
 from gradsan.diagnose.failures.shared_forward import shared
 from gradsan.diagnose.names import shared_level
-from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Message, PathClue, Site
+from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Lines, Message, PathClue, Site
 
 SUM_CUT = "help.detach_sum_how"
 
@@ -188,12 +188,26 @@ def _same(case: Case) -> Diagnosis:
     stepped = case.updated is not None
     again = parts.fix("recompute_forward", "changed", values, summary="help.recompute_shared")
     lines = source.changed_at(case.freed_by.shown_frame, source.graph_for_gradient)
+    if case.needed.op == "grad" and not stepped and _same_line(case.needed.site, case.freed_by.site):
+        return _row_after_row(case, lines)
     if lines and not stepped:
         # A loss that is itself sent back is older than the gradient, and so does not contain it.
         fixes = (keep_graph(case),) if case.needed.op == "backward" else for_gradient(case, lines)
         return diagnosis_of(case, SAME, fixes)
     fixes = (parts.fix("one_backward", "changed", values), again if stepped else keep_graph(case))
     return diagnosis_of(case, SAME, fixes, case.if_kept if stepped else "note.second_pass_adds_up")
+
+
+def _row_after_row(case: Case, lines: Lines) -> Diagnosis:
+    """Diagnose one line that asks for the gradients of the same outputs again and again: the rows of a Jacobian."""
+    kept = keep_graph(case)
+    fixes = (replace(kept, summary=replace(kept.summary, key="help.retain_for_rows")),)
+    if lines:
+        recorded = for_gradient(case, lines)[:1]
+        stack = () if case.freed_by.site is None else case.freed_by.site.user_frames
+        fixes = (*recorded, *fixes) if source.is_differentiated_later(stack) else (*fixes, *recorded)
+    found = diagnosis_of(case, SAME, fixes, explanation="explanation.same_outputs_asked")
+    return replace(found, title=replace(found.title, key="title.same_outputs_asked"))
 
 
 def _same_line(one: Site | None, other: Site | None) -> bool:

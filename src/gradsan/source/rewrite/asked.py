@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from gradsan.model import Frame, Lines
 from gradsan.source.change import Change, Edit, changed_lines, edited, insert_after, insert_before, with_keyword
@@ -171,13 +172,39 @@ def graph_for_gradient(frame: Frame) -> Change | None:
     return None if edit is None or not _is_used(place.source, call) else edited(place.source, [edit], "create_graph")
 
 
+def is_differentiated_later(stack: Sequence[Frame]) -> bool:
+    """Whether a backward goes through what is computed from the call at the end of a stack, outermost frame first.
+
+    A result that a function returns is followed into its caller, up to a function that keeps it to itself.
+    """
+    called = "grad"
+    for frame in reversed(stack):
+        calls = [(one.source, one.node) for one in expressions_at(frame) if isinstance(one.node, ast.Call)]
+        found = next((one for one in calls if leaf_name(one[1].func) == called), None)
+        statement = statement_at(frame)
+        if found is None and statement is not None and isinstance(statement.node, ast.For):
+            # A generator runs at the head of the loop that asks it for values.
+            walked = [one for one in ast.walk(statement.node.iter) if isinstance(one, ast.Call)]
+            found = next(((statement.source, one) for one in walked if leaf_name(one.func) == called), None)
+        way = None if found is None else _way_of(*found)
+        if way != "returned":
+            return way == "differentiated"
+        called = frame.function.rpartition(".")[2]
+    return False
+
+
 def _is_used(source: SourceFile, call: ast.Call) -> bool:
+    return _way_of(source, call) is not None
+
+
+def _way_of(source: SourceFile, call: ast.Call) -> Literal["returned", "differentiated", "kept"] | None:
+    """The first way in which the result of a call, or what is computed from it, is used with a graph."""
     function = source.function(call)
     if function is not None and mode_of_decorators(function) is not None:
-        return False
+        return None
     scope = function if function is not None else source.module
     if isinstance(scope, ast.Lambda):
-        return True
+        return "returned"
     nodes = (node for node in local_nodes(scope) if isinstance(node, ast.stmt))
     statements = sorted(nodes, key=lambda node: (node.lineno, node.col_offset))
     first = source.statement(call)
@@ -196,16 +223,19 @@ def _is_used(source: SourceFile, call: ast.Call) -> bool:
         ):
             names.difference_update(() if isinstance(statement, ast.AugAssign) else bound)
             continue
-        if isinstance(statement, ast.Return) or _begins_backward(statement, reads):
-            return True
+        value = statement.value if isinstance(statement, ast.Expr) else None
+        if isinstance(statement, ast.Return) or isinstance(value, ast.Yield | ast.YieldFrom):
+            return "returned"
+        if _begins_backward(statement, reads):
+            return "differentiated"
         for name in bound:
             field = name.rpartition(".")[2]
             if "." in name and field not in _FIELDS:
-                return True
+                return "kept"
             if "." not in name:
                 names.add(name)
         names |= set(holders(statement))
-    return False
+    return None
 
 
 def _cut_parts(source: SourceFile, statement: ast.stmt) -> Iterator[ast.expr]:
