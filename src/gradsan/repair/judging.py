@@ -40,6 +40,9 @@ MEANT = frozenset(
 TWICE = "fix.computes_twice"
 """Message of a candidate that calls modules again with the same arguments."""
 
+FROM_KEPT = "fix.recompute_from_kept"
+"""Message of a candidate that computes a kept value again: an earlier round has computed it from the same arguments."""
+
 Say = Callable[[Message], str]
 
 
@@ -112,7 +115,11 @@ class Judge:
             how = fix.how_changed or (self.spared if is_another else None) or self._how_changed(comparison)
             if self.is_of_values and not has_numbers and self.is_replayable:
                 how = Message("fix.with_nothing_finite", {"how": how})
-            if fix.kind == "recompute_forward" and _repeats(self.reference.recording, trial.recording):
+            if (
+                fix.kind == "recompute_forward"
+                and fix.summary.key != FROM_KEPT
+                and _repeats(self.reference.recording, trial.recording)
+            ):
                 how = Message(TWICE, {"how": how})
             tested = replace(tested, meaning="changed", how_changed=how)
         else:

@@ -201,7 +201,7 @@ def _same(case: Case) -> Diagnosis:
 def _row_after_row(case: Case, lines: Lines) -> Diagnosis:
     """Diagnose one line that asks for the gradients of the same outputs again and again: the rows of a Jacobian."""
     kept = keep_graph(case)
-    fixes = (replace(kept, summary=replace(kept.summary, key="help.retain_for_rows")),)
+    fixes: tuple[Fix, ...] = (replace(kept, summary=replace(kept.summary, key="help.retain_for_rows")),)
     if lines:
         recorded = for_gradient(case, lines)[:1]
         stack = () if case.freed_by.site is None else case.freed_by.site.user_frames

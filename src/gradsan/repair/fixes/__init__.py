@@ -18,6 +18,7 @@ from gradsan.repair.fixes import (
     fast_weights,
     gradients,
     graphs,
+    kept_values,
     loops,
     made,
     nonfinite,
@@ -61,6 +62,7 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     steps.reorder_update,
     backwards.backward_first,
     graphs.recompute_forward,
+    kept_values.recompute_from_kept,
     chains.backward_for_own,
     graphs.rebuild_in_loop,
     graphs.cut_once,
@@ -138,7 +140,8 @@ def with_lines(diagnosis: Diagnosis) -> Diagnosis:
             replace(cut, how_changed=fix.how_changed) if fix.summary.key == graphs.CUT_ONCE and not fix.lines else fix
             for fix in fixes
         ]
-    fixes = [*(one for one in candidates if one.kind == "differentiate_base" and one not in fixes), *fixes]
+    first_of_all = ("differentiate_base", kept_values.CUT)
+    fixes = [*(one for one in candidates if one.kind in first_of_all and one not in fixes), *fixes]
     if fixes and fixes[0].meaning == "preserved":
         fixes.sort(key=lambda fix: not fix.lines or fix.meaning != "preserved")
     if diagnosis.cause in blocks.STEPPED or any(fix.how_changed and fix.how_changed.key == _UNSURE for fix in fixes):
