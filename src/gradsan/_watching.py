@@ -331,6 +331,7 @@ class Watching:
         guard = self._recorder.guard
         guard.run(partial(self.run.get(StoppedGradients).first_step, optimizer))
         guard.run(partial(self.run.get(SecondNames).first_step, optimizer))
+        guard.run(partial(self.run.get(KeptReferences).first_step, optimizer))
         guard.run(partial(self.run.get(SpentGradients).first_step, optimizer))
         guard.run(partial(self.run.get(KeptGradients).stepped, optimizer))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import numbers
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -68,10 +68,15 @@ def has_graph(tensor: torch.Tensor) -> bool:
 
 
 def collected_in(storage: int, frame: FrameType | None) -> str | None:
-    """The container that holds the same tensor over that memory several times: all its elements are the last write."""
+    """The container that holds one part of that memory several times: all its elements are the last write."""
     found = search(frame, lambda one: _torch.storage_or_none(one) == storage and not _torch.is_trainable_leaf(one))
-    times = collections.Counter((one.within, id(one.tensor)) for one in found if one.container in COLLECTING)
+    times = collections.Counter((one.within, _part_of(one.tensor)) for one in found if one.container in COLLECTING)
     return next((within for (within, _), many in times.items() if many > 1), None)
+
+
+def _part_of(tensor: torch.Tensor) -> Hashable:
+    """The elements of its memory that a tensor shows, which a view of another shape may show, too."""
+    return (tensor.storage_offset(), tensor.numel()) if tensor.is_contiguous() else id(tensor)
 
 
 def name_of_output(node: Node, frame: FrameType | None) -> str | None:

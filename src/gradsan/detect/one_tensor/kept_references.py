@@ -9,6 +9,12 @@ At the 2nd, 4th and 8th: a list or dict that holds the gradient of one leaf thre
 the look before, as a tensor or as an array over its memory. ``zero_()`` keeps that tensor, so all elements are the
 gradient of the last round.
 
+And one tensor that is ``.grad`` of two parameters of one optimizer: at the 1st, 2nd, 4th and 8th backward of a line,
+which adds to the one and so to the other, and at the first step, where a loop over parameters has written ``p.grad``
+once for each. Parameters over one memory may share their gradient.
+
+Row: ``gradient_of_two``. Roles: ``gradient`` (``name``; ``values``: ``shape``, ``dtype``, ``device``), ``second``
+(``name``) and ``written`` (where a loop has; ``op``).
 Row: ``kept_gradient_changed``. Roles: ``bound`` (where it was kept), ``written`` (the backward; ``name`` of the
 gradient; ``values``: ``shape``, ``dtype``, ``device``), ``read`` (``name`` of the variable).
 Row: ``gradients_are_one``. Role ``bound`` (``name`` of the list; ``op`` is the gradient's; ``values``: ``shape``,
@@ -26,18 +32,36 @@ from typing import Any, NamedTuple
 import torch
 
 from gradsan import _torch, source
-from gradsan.detect.gradients.kept_gradients import others_run, reads_gradient
+from gradsan.detect.gradients.kept_gradients import by_gradient, others_run, reads_gradient
+from gradsan.detect.meaning.made import Making
 from gradsan.detect.one_tensor.second_names import at_line
 from gradsan.graph import naming, walk
 from gradsan.graph.variables import reached, spaces_of
 from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Finder, Run
+from gradsan.record.log import RawWrite, logged_writes
 from gradsan.record.stacks import is_own_file, is_user_file, symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
-ROW, LISTED = "kept_gradient_changed", "gradients_are_one"
+ROW, LISTED, SHARED = "kept_gradient_changed", "gradients_are_one", "gradient_of_two"
 _ROUNDS, _ROUNDS_OF_LISTS, _TIMES = (1, 2, 4), (2, 4, 8), 3
 _FRAMES, _ITEMS = 3, 64
+_CHANGES = frozenset(
+    {
+        "add_",
+        "sub_",
+        "mul_",
+        "div_",
+        "__iadd__",
+        "__isub__",
+        "__imul__",
+        "__itruediv__",
+        "addcmul_",
+        "addcdiv_",
+        "lerp_",
+    }
+)
+"""Writes that change a value once more when they are made again."""
 
 
 class _Kept(NamedTuple):
@@ -54,6 +78,7 @@ class KeptReferences(Finder):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
+        self._making = run.get(Making)
         self._kept = self._notes(list[_Kept]())
         self._seen, self._counted = self._notes(set[Hashable]()), self._notes(dict[tuple[str, Any], int]())
 
@@ -61,6 +86,13 @@ class KeptReferences(Finder):
     def before_round(self, entry: RawBackward, rounds: int) -> None:
         if not entry.accumulates:
             return
+        if rounds <= _ROUNDS_OF_LISTS[-1]:
+            reached = {id(leaf) for leaf in _filled(entry)}
+            pairs = (one for optimizer, _ in self._making.optimizers() for one in _sharing(optimizer))
+            for first, second in pairs:
+                if id(first) in reached or id(second) in reached:
+                    self._tell(first, second, entry.stack)
+                    break
         if rounds in _ROUNDS_OF_LISTS:
             self._look_at_lists(entry, rounds)
         if rounds not in _ROUNDS:
@@ -78,6 +110,32 @@ class KeptReferences(Finder):
                 if (frame.f_code, name) not in self._seen:
                     self._keep(entry, site, place, name, gradient)
                     self._seen.add((frame.f_code, name))
+
+    @_torch.hushed()
+    def first_step(self, optimizer: Any) -> None:
+        """Report a gradient of two parameters that a loop over parameters has written for each of them."""
+        for first, second in _sharing(optimizer):
+            storage = _torch.storage_or_none(first.grad)
+            raws = collections.defaultdict[tuple[Any, str], list[RawWrite]](list)
+            for raw in logged_writes(self._core):
+                if raw.storage == storage and raw.op in _CHANGES:
+                    raws[raw.stack, raw.op].append(raw)
+            written = next((own for (stack, _), own in raws.items() if len(own) > 1 and by_gradient(stack)), None)
+            frame = None if written is None else symbolise(written[0].stack).user_frame
+            name = None if frame is None or written is None else source.written_expression(frame, written[0].op)
+            owner = (name or "").removesuffix(".grad")
+            if frame is not None and written and owner != name and source.is_target_of_loop(frame, owner, frame):
+                self._tell(first, second, self._core.stack(), written[0])
+                return
+
+    def _tell(self, first: Any, second: Any, stack: Any, raw: RawWrite | None = None) -> None:
+        names = [naming.name_of(one, sys._getframe(1)) or "?" for one in (first, second)]
+        if (SHARED, *names) in self._seen:
+            return
+        self._seen.add((SHARED, *names))
+        written = () if raw is None else (Clue("written", symbolise(raw.stack), op=raw.op),)
+        gradient = Clue("gradient", name=f"{names[0]}.grad", values=_torch.facts_of(first.grad))
+        self._report_at(SHARED, stack, gradient, Clue("second", name=f"{names[1]}.grad"), *written)
 
     def _look_at_lists(self, entry: RawBackward, rounds: int) -> None:
         """Report a list or dict that holds one gradient more and more often, though each round has filled it anew.
@@ -135,6 +193,17 @@ def _filled(entry: RawBackward) -> Iterator[Any]:
     for leaf in walk.leaves_of(walk.engine_order(read_backward(entry).roots)):
         if leaf.grad is not None and leaf.grad.layout is torch.strided:
             yield leaf
+
+
+def _sharing(optimizer: Any) -> Iterator[tuple[Any, Any]]:
+    """Pairs of an optimizer's parameters with memory of their own whose ``.grad`` is one tensor."""
+    known: dict[tuple[int, int, int], Any] = {}
+    for one in _torch.parameters_of(optimizer):
+        place = (0, 0, 0) if one.grad is None or not one.grad.numel() else _place(one.grad)
+        if place[0]:
+            first = known.setdefault(place, one)
+            if _place(first) != _place(one):
+                yield first, one
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, int, int]:

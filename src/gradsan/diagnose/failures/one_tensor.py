@@ -119,6 +119,26 @@ def gradients(failure: Failure) -> Diagnosis | None:
     )
 
 
+def shared_gradient(failure: Failure) -> Diagnosis | None:
+    """GS216, a warning, for one tensor that is the gradient of two parameters, and is written for each."""
+    gradient, second, written = (failure.clue(role) for role in ("gradient", "second", "written"))
+    if gradient is None or second is None:
+        return None
+    values = {"name": gradient.name, "other": second.name}
+    return _warning(
+        failure,
+        values,
+        labels=(
+            *parts.label_of(written, "written", "label.gradient_of_two_written", values),
+            *parts.used(
+                failure, "label.gradient_of_two" if written is None else "label.gradient_of_two_stepped", values
+            ),
+        ),
+        tensor=parts.tensor_of(gradient, gradient.name),
+        help_key="help.gradient_of_two",
+    )
+
+
 def own_operand(failure: Failure) -> Diagnosis | None:
     """GS216, a warning, for an in-place operation or a difference of a tensor with itself under another name."""
     written, read, given = (failure.clue(role) for role in ("written", "read", "given"))

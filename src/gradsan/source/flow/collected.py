@@ -23,6 +23,8 @@ from gradsan.source.locate import Statement, statement_at
 from gradsan.source.methods import CONTAINERS, LIST_ADDS, TAKING_OUT
 from gradsan.source.tree import SourceFile, read_source
 
+_SHOWS_ALL = frozenset({"detach", "squeeze", "t", "unsqueeze", "view", "view_as"})
+
 
 def detach_collected(
     file: str, paths: Iterable[str], *, of_any_length: bool = False
@@ -298,17 +300,29 @@ def _is_container(value: ast.expr | None) -> bool:
 
 
 def _written_part(given: Sequence[ast.expr | None], written: str) -> ast.expr | None:
-    """The written tensor itself among ``given``, or among the elements of tuples, lists and dicts in it."""
+    """The written tensor, or a view of all of it, among ``given``, or among the elements of tuples and lists in it."""
     for one in given:
         if isinstance(one, ast.Tuple | ast.List):
             found = _written_part(one.elts, written)
         elif isinstance(one, ast.Dict):
             found = _written_part(one.values, written)
         else:
-            found = one if one is not None and chain_key(one) == written else None
+            found = one if one is not None and chain_key(_viewed(one)) == written else None
         if found is not None:
             return found
     return None
+
+
+def _viewed(value: ast.expr) -> ast.expr:
+    """``pos`` of ``pos.view(1, -1)``, ``pos.detach()`` and ``pos[None]``, which are the same memory."""
+    while True:
+        called = value.func if isinstance(value, ast.Call) else None
+        if isinstance(called, ast.Attribute) and called.attr in _SHOWS_ALL:
+            value = called.value
+        elif isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Constant) and value.slice.value is None:
+            value = value.value
+        else:
+            return value.value if isinstance(value, ast.Attribute) and value.attr == "data" else value
 
 
 def one_many_times(frame: Frame, written: str) -> Frame | None:
