@@ -6,14 +6,15 @@ writes since the round before, whose source binds another name to the written te
 (``loss(net(noisy), clean)``), adds it to a list in each round of a loop that never rebinds it
 (``traj.append(pos); pos += step``), writes an element of ``[tensor] * n``, or has it as an argument that is returned,
 or was passed to a ``forward``, and that the caller reads after the call; or fills memory of its own and returns it,
-again and again, while the caller keeps an earlier result by another name. Two parameters of one optimizer over one
+again and again, while the caller keeps an earlier result by another name; or adds to the tensor that is a default
+value of its function, call after call. Two parameters of one optimizer over one
 memory, each with a gradient of its own, are checked at its first step.
 
 Row ``parameters_are_one``: roles ``parameter`` (``name``; ``values``: ``shape``, ``dtype``, ``device``, ``others``, the
 number of further pairs, ``is_linear``, whether two updates are that of the summed gradient) and ``second`` (``name``).
-Rows: ``second_name_changed``, ``list_of_one``, ``argument_changed``, ``results_are_one``. Roles: ``bound`` (where the
-second name was bound, the list got it, or the function was called; ``name`` of the function), ``written`` (the write;
-``name``; ``op``; ``values``: ``shape``, ``dtype``, ``device``, ``is_result``, whether the second name refers to the
+Rows: ``second_name_changed``, ``list_of_one``, ``argument_changed``, ``results_are_one``, ``default_changed``. Roles:
+``bound`` (where the second name was bound, the list got it, or the function was called or defined; ``name`` of the
+function), ``written`` (the write; ``name``; ``op``; ``values``: ``shape``, ``dtype``, ``device``, ``is_result``, whether the second name refers to the
 result of an in-place method), ``read`` (``name``).
 """
 
@@ -25,7 +26,7 @@ import re
 import sys
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -41,14 +42,15 @@ from gradsan.heuristics import is_named_in_place
 from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Finder, Run
 from gradsan.record.ledger import QUIET_KINDS
-from gradsan.record.log import RawStack, RawWrite, logged_writes
+from gradsan.record.log import RawStack, RawWrite, backward_calls, logged_writes
 from gradsan.record.stacks import is_of_program, is_user_file, symbolise
 from gradsan.record.steps import RawBackward
 
 NAMED, LISTED, GIVEN = "second_name_changed", "list_of_one", "argument_changed"
-RETURNED, PARAMETERS = "results_are_one", "parameters_are_one"
+RETURNED, PARAMETERS, DEFAULT = "results_are_one", "parameters_are_one", "default_changed"
 _ROUNDS = (1, 2, 4, 8, 16, 32)
 _STACKS, _LINES = 256, 2_000
+_ADDS_UP = frozenset({"add_", "sub_", "__iadd__", "__isub__", "index_add_", "scatter_add_", "logical_or_", "__ior__"})
 _SECOND = re.compile(r"[\w\]]\s*=\s*\w+(\.detach\(\))?\s*(#|$)|=\s*\w+\.\w+_\(|\.(append|appendleft|insert)\(")
 
 
@@ -128,7 +130,8 @@ class SecondNames(Finder):
             # ``w = self.weight`` names a parameter to update it; only a difference of both shows that a copy was meant.
             found = found if found is not None and found.second.kind == "compared" else None
         else:
-            found = found or _argument(last) or _returned(last) or _collected(raws, sys._getframe(1))
+            found = found or self._default(last) or _argument(last) or _returned(last)
+            found = found or _collected(raws, sys._getframe(1))
         if found is None:
             return
         is_held = _is_held(found.second.name, last.storage, sys._getframe(1))
@@ -146,6 +149,24 @@ class SecondNames(Finder):
         )
         yield Failure(_ROW_OF[found.second.kind], "", "", symbolise(entry.stack), clues, raised=False)
 
+    def _default(self, raw: RawWrite) -> _Found | None:
+        """Return the default value of an argument that each call has added to, and none has filled anew."""
+        written = symbolise(raw.stack)
+        code = next((one for one in raw.stack.codes if is_user_file(one.co_filename)), None)
+        own = next((one for one in reversed(written.frames) if one.is_user), None)
+        lines = {} if own is None or raw.op not in _ADDS_UP else source.computed_defaults(own)
+        held = _defaults_of(code, sys._getframe(1)) if lines else {}
+        tensors = {name: one for name, one in held.items() if name in lines and type(one) in _torch.PLAIN_TENSORS}
+        name = next((name for name, one in tensors.items() if _torch.storage_or_none(one) == raw.storage), None)
+        if own is None or name is None:
+            return None
+        raws = [one for one in logged_writes(self._core) if one.storage == raw.storage]
+        calls = {one.clock for one in backward_calls(self._core) if raws[0].clock < one.clock < raw.clock}
+        is_again = bool(calls) or (len(raws) > 1 and not source.is_in_loop(own))
+        if not is_again or any(one.op not in _ADDS_UP for one in raws):
+            return None
+        return _Found(written, name, own, source.SecondName(name, "default", lines[name], own.line, None), own.function)
+
 
 class _Found(NamedTuple):
     """The tensor ``written`` as ``name``, and its ``second`` name in the function at ``frame``."""
@@ -158,6 +179,23 @@ class _Found(NamedTuple):
 
 
 _ROW_OF = {"name": NAMED, "compared": NAMED, "result": NAMED, "list": LISTED, "argument": GIVEN, "returned": RETURNED}
+_ROW_OF["default"] = DEFAULT
+
+
+def _defaults_of(code: Any, frame: FrameType | None) -> dict[str, Any]:
+    """The tensors that are default values of the function with ``code``, by their arguments."""
+    while frame is not None:
+        spaces = (frame.f_globals, _torch.locals_of(frame)) if is_user_file(frame.f_code.co_filename) else ()
+        values = [one for space in spaces for one in list(space.values())]
+        values += [one for kind in values if isinstance(kind, type) for one in list(vars(kind).values())]
+        for one in values:
+            called = one.__func__ if isinstance(one, staticmethod | classmethod) else one
+            if isinstance(called, FunctionType) and called.__code__ is code:
+                names = code.co_varnames[: code.co_argcount]
+                given = zip(reversed(names), reversed(called.__defaults__ or ()), strict=False)
+                return {**dict(given), **(called.__kwdefaults__ or {})}
+        frame = frame.f_back
+    return {}
 
 
 def _second_name(raws: list[RawWrite]) -> _Found | None:

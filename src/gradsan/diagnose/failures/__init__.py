@@ -86,6 +86,7 @@ _CAUSES: Mapping[str, Callable[[Failure], Diagnosis | None]] = {
             ),
         ),
         (one_tensor.gradients, ("gradients_are_one",)),
+        (one_tensor.changed_default, ("default_changed",)),
         (one_tensor.shared_gradient, ("gradient_of_two",)),
         (one_tensor.arrays, ("arrays_are_one",)),
         (one_tensor.own_operand, ("own_operand", "own_difference")),

@@ -119,6 +119,25 @@ def gradients(failure: Failure) -> Diagnosis | None:
     )
 
 
+def changed_default(failure: Failure) -> Diagnosis | None:
+    """GS216, a warning, for the default value of an argument that every call changes in place."""
+    bound, written = failure.clue("bound"), failure.clue("written")
+    if bound is None or written is None:
+        return None
+    values = {"name": written.name, "function": bound.name, "writer": label_texts.as_written(written.op)}
+    return _warning(
+        failure,
+        values,
+        labels=(
+            *parts.label_of(bound, "note", "label.default_changed_bound", values),
+            *parts.label_of(written, "written", "label.default_changed_written", values),
+            *parts.used(failure, "label.new_value_used", values),
+        ),
+        tensor=parts.tensor_of(written, written.name),
+        help_key="help.default_changed",
+    )
+
+
 def shared_gradient(failure: Failure) -> Diagnosis | None:
     """GS216, a warning, for one tensor that is the gradient of two parameters, and is written for each."""
     gradient, second, written = (failure.clue(role) for role in ("gradient", "second", "written"))

@@ -11,6 +11,25 @@ from gradsan.source.locate import Expression, Statement, expression_at, statemen
 from gradsan.source.tree import ScopeNode
 
 
+def computed_defaults(frame: Frame) -> dict[str, int]:
+    """The arguments of the function at ``frame`` whose default is a call, which is computed once; and their lines."""
+    statement = statement_at(frame)
+    function = None if statement is None else statement.function
+    if function is None:
+        return {}
+    given = function.args
+    named = [*given.posonlyargs, *given.args]
+    pairs = [*zip(reversed(named), reversed(given.defaults), strict=False)]
+    pairs += [(one, value) for one, value in zip(given.kwonlyargs, given.kw_defaults, strict=True) if value is not None]
+    return {one.arg: value.lineno for one, value in pairs if isinstance(value, ast.Call)}
+
+
+def is_in_loop(frame: Frame) -> bool:
+    """Whether one call of the function at ``frame`` may run that statement several times."""
+    statement = statement_at(frame)
+    return statement is None or bool(statement.loops)
+
+
 def earlier_result(call: Frame) -> SecondName | None:
     """``a`` of ``a = embed(x)`` before the call ``b = embed(y)``, if both are read after it; else None.
 

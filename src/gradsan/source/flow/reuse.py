@@ -108,7 +108,7 @@ class SecondName:
     """
 
     name: str
-    kind: Literal["name", "compared", "result", "list", "argument", "returned", "gradient"]
+    kind: Literal["name", "compared", "result", "list", "argument", "returned", "gradient", "default"]
     bound: int
     read: int
     value: Span | None
