@@ -14,8 +14,8 @@ Row ``parameters_are_one``: roles ``parameter`` (``name``; ``values``: ``shape``
 number of further pairs, ``is_linear``, whether two updates are that of the summed gradient) and ``second`` (``name``).
 Rows: ``second_name_changed``, ``list_of_one``, ``argument_changed``, ``results_are_one``, ``default_changed``. Roles:
 ``bound`` (where the second name was bound, the list got it, or the function was called or defined; ``name`` of the
-function), ``written`` (the write; ``name``; ``op``; ``values``: ``shape``, ``dtype``, ``device``, ``is_result``, whether the second name refers to the
-result of an in-place method), ``read`` (``name``).
+function), ``written`` (the write; ``name``; ``op``; ``values``: ``shape``, ``dtype``, ``device``, ``is_result``,
+whether the second name refers to the result of an in-place method), ``read`` (``name``).
 """
 
 from __future__ import annotations
