@@ -7,8 +7,9 @@ A closure of LBFGS, evaluated several times in a step, that leaves the gradients
 records a graph and steps, round after round, without any backward. A parameter that was frozen, and has a gradient of
 zeros, which momentum or weight decay moves all the same.
 
-Gradients that the same line has divided after each of several backwards whose sum a step then uses: the first of them
-were divided several times. A division after an all-reduce of each part is right.
+Gradients that the same line has scaled after each of several backwards whose sum a step then uses: the first of them
+were scaled several times. That is a division, or a product with a number: a mask may be applied again. A division after
+an all-reduce of each part is right.
 
 And ``requires_grad = False`` that was set on a module, or misspelt, while an optimizer updates the parameters.
 
@@ -48,6 +49,7 @@ ROW, UNREAD = "step_without_its_gradients", "flag_unread"
 _FLAG = "requires_grad"
 _PAIRS, _STEPS = 2, 3
 _DIVIDES = frozenset({"div_", "__itruediv__", "true_divide_", "divide_"})
+_MULTIPLIES = frozenset({"mul_", "__imul__", "multiply_"})
 _FIRST_MOMENTS = frozenset({"exp_avg", "momentum_buffer"})
 
 
@@ -149,8 +151,9 @@ def steps_at_the_end(
 
 
 def _divided_each_time(core: Core, since: int, steps: list[StepRecord]) -> Iterator[WrongStep]:
-    """Yield the steps that use a sum whose parts a line has divided one after another, the earlier ones with it."""
-    raws = [raw for raw in logged_writes(core, since) if raw.op in _DIVIDES and not raw.is_parameter]
+    """Yield the steps that use a sum whose parts a line has scaled one after another, the earlier ones with it."""
+    scales = _DIVIDES | _MULTIPLIES
+    raws = [raw for raw in logged_writes(core, since) if raw.op in scales and not raw.is_parameter]
     if not raws or _torch.has_other_ranks():
         return
     begun = sorted(call.clock for call in backward_calls(core))
@@ -171,12 +174,15 @@ def _divided_each_time(core: Core, since: int, steps: list[StepRecord]) -> Itera
         )
         frame = None if found is None or not by_gradient(stack) else symbolise(stack).user_frame
         name = None if found is None or frame is None else source.written_expression(frame, found[0].op)
-        if found and found[1] and frame and name and not source.is_of_itself(frame, name):
+        if found is None or frame is None or name is None or source.is_of_itself(frame, name):
+            continue
+        factor = source.number_given(frame) if found[0].op in _MULTIPLIES else None
+        if found[1] and (found[0].op in _DIVIDES or (factor is not None and abs(factor) not in (0, 1))):
             yield WrongStep("divided", found[1].stack, found[1].optimizer, divided=found[0])
 
 
 def _divided_again(pair: tuple[RawWrite, RawWrite], begun: list[int], stepped: list[int]) -> RawWrite | None:
-    """The second of two divisions of a sum, if backwards alone have added to it in between, and no step has used it."""
+    """The second of two scalings of a sum, if backwards alone have added to it in between, and no step has used it."""
     earlier, later = pair
     added = bisect_right(begun, later.clock) - bisect_right(begun, earlier.clock)
     is_alone = (later.version or 0) - (earlier.version or 0) == added + 1

@@ -11,7 +11,7 @@ gradient of the last round.
 
 And one tensor that is ``.grad`` of two parameters of one optimizer: at the 1st, 2nd, 4th and 8th backward of a line,
 which adds to the one and so to the other, and at the first step, where a loop over parameters has written ``p.grad``
-once for each. Parameters over one memory may share their gradient.
+once for each. Parameters over one memory, or of equal values, may share their gradient.
 
 Row: ``gradient_of_two``. Roles: ``gradient`` (``name``; ``values``: ``shape``, ``dtype``, ``device``), ``second``
 (``name``) and ``written`` (where a loop has; ``op``).
@@ -24,8 +24,9 @@ Row: ``gradients_are_one``. Role ``bound`` (``name`` of the list; ``op`` is the 
 from __future__ import annotations
 
 import collections
+import itertools
 import sys
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -87,10 +88,14 @@ class KeptReferences(Finder):
         if not entry.accumulates:
             return
         if rounds <= _ROUNDS_OF_LISTS[-1]:
-            reached = {id(leaf) for leaf in _filled(entry)}
-            pairs = (one for optimizer, _ in self._making.optimizers() for one in _sharing(optimizer))
-            for first, second in pairs:
-                if id(first) in reached or id(second) in reached:
+            filled = list(_filled(entry))
+            reached = set(map(id, filled))
+            held = [list(_torch.parameters_of(optimizer)) for optimizer, _ in self._making.optimizers()]
+            # Without an optimizer, what one backward reaches is updated together.
+            for first, second in itertools.chain.from_iterable(map(_sharing, held or [filled[::-1]])):
+                # Two weights of equal values stay equal with one gradient, the sum: that may be meant.
+                is_tied = first.is_cpu and second.is_cpu and torch.equal(first.detach(), second.detach())
+                if not is_tied and (id(first) in reached or id(second) in reached):
                     self._tell(first, second, entry.stack)
                     break
         if rounds in _ROUNDS_OF_LISTS:
@@ -114,7 +119,7 @@ class KeptReferences(Finder):
     @_torch.hushed()
     def first_step(self, optimizer: Any) -> None:
         """Report a gradient of two parameters that a loop over parameters has written for each of them."""
-        for first, second in _sharing(optimizer):
+        for first, second in _sharing(_torch.parameters_of(optimizer)):
             storage = _torch.storage_or_none(first.grad)
             raws = collections.defaultdict[tuple[Any, str], list[RawWrite]](list)
             for raw in logged_writes(self._core):
@@ -195,15 +200,14 @@ def _filled(entry: RawBackward) -> Iterator[Any]:
             yield leaf
 
 
-def _sharing(optimizer: Any) -> Iterator[tuple[Any, Any]]:
-    """Pairs of an optimizer's parameters with memory of their own whose ``.grad`` is one tensor."""
+def _sharing(leaves: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    """Pairs of leaves with memory of their own whose ``.grad`` is one tensor."""
     known: dict[tuple[int, int, int], Any] = {}
-    for one in _torch.parameters_of(optimizer):
+    for one in leaves:
         place = (0, 0, 0) if one.grad is None or not one.grad.numel() else _place(one.grad)
-        if place[0]:
-            first = known.setdefault(place, one)
-            if _place(first) != _place(one):
-                yield first, one
+        first = known.setdefault(place, one) if place[0] else one
+        if _place(first) != _place(one):
+            yield first, one
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, int, int]:
