@@ -100,8 +100,8 @@ class Exports(Detector):
         """Called when memory is handed out while none was before."""
         self.on_hand_out: Callable[[int], None] | None = None
         """Called with a storage that is handed out while a backward runs."""
-        self.on_taken: Callable[[Any], None] = lambda tensor: None
-        """Called with a tensor whose memory the program asks for."""
+        self.on_taken: list[Callable[[Any, RawStack], None]] = []
+        """Called with a tensor whose memory the program asks for, and the stack."""
         self.on_lent: Callable[[Any, Any, Any], None] = lambda array, tensor, stack: None
         """Called with foreign memory that torch was given, the tensor made of it, and the stack."""
         self._exports: dict[int, Export] = {}
@@ -324,7 +324,8 @@ class Exports(Detector):
 
     def _asked(self, tensor: torch.Tensor, name: str, stack: RawStack) -> None:
         self.hand_out(tensor, name, stack)
-        self.on_taken(tensor)
+        for taken in self.on_taken:
+            taken(tensor, stack)
 
     def _fits(self, size: int) -> bool:
         while self._saved and self._bytes + size > BYTES_KEPT:

@@ -68,7 +68,7 @@ _NAMES = {
     "flow.cuts": "Cut find_cuts grad_left_off grad_switched_off takes_cut",
     "flow.emptied": "forget_collected",
     "flow.kept": (
-        "Addition added_to_optimizer additions are_later_rounds are_updated_alike assignments "
+        "Addition added_to_optimizer additions are_later_rounds are_updated_alike assignments averaged_array "
         "chooses_parameters is_bound_by_choice is_computed_in_rounds is_filled_once is_target_in_rounds"
     ),
     "flow.modules": "DETACHED Shape inplace_layer_false state_given",

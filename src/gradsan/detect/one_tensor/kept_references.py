@@ -13,6 +13,10 @@ And one tensor that is ``.grad`` of two parameters of one optimizer: at the 1st,
 which adds to the one and so to the other, and at the first step, where a loop over parameters has written ``p.grad``
 once for each. Parameters over one memory, or of equal values, may share their gradient.
 
+And an array over a parameter's memory into which an average of the same parameter is mixed: looked at where the
+program asks for that memory again, once a line.
+
+Row: ``own_operand``, as in ``own_operands.py``.
 Row: ``gradient_of_two``. Roles: ``gradient`` (``name``; ``values``: ``shape``, ``dtype``, ``device``), ``second``
 (``name``) and ``written`` (where a loop has; ``op``).
 Row: ``kept_gradient_changed``. Roles: ``bound`` (where it was kept), ``written`` (the backward; ``name`` of the
@@ -33,20 +37,22 @@ from typing import Any, NamedTuple
 import torch
 
 from gradsan import _torch, source
+from gradsan.detect.exports import Exports
 from gradsan.detect.gradients.kept_gradients import by_gradient, others_run, reads_gradient
 from gradsan.detect.meaning.made import Making
 from gradsan.detect.one_tensor.second_names import at_line
 from gradsan.graph import naming, walk
+from gradsan.graph.live import value_of
 from gradsan.graph.variables import reached, spaces_of
 from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Finder, Run
-from gradsan.record.log import RawWrite, logged_writes
+from gradsan.record.log import RawStack, RawWrite, logged_writes
 from gradsan.record.stacks import is_own_file, is_user_file, symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
 ROW, LISTED, SHARED = "kept_gradient_changed", "gradients_are_one", "gradient_of_two"
 _ROUNDS, _ROUNDS_OF_LISTS, _TIMES = (1, 2, 4), (2, 4, 8), 3
-_FRAMES, _ITEMS = 3, 64
+_FRAMES, _ITEMS, _LINES = 3, 64, 64
 _CHANGES = frozenset(
     {
         "add_",
@@ -79,7 +85,9 @@ class KeptReferences(Finder):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self._making = run.get(Making)
+        self._making, self._exports = run.get(Making), run.get(Exports)
+        self._exports.on_taken.append(self._taken)
+        self._arrays = self._notes(set[RawStack]())
         self._kept = self._notes(list[_Kept]())
         self._seen, self._counted = self._notes(set[Hashable]()), self._notes(dict[tuple[str, Any], int]())
 
@@ -132,6 +140,29 @@ class KeptReferences(Finder):
             if frame is not None and written and owner != name and source.is_target_of_loop(frame, owner, frame):
                 self._tell(first, second, self._core.stack(), written[0])
                 return
+
+    def _taken(self, tensor: torch.Tensor, stack: RawStack) -> None:
+        """Report a line that mixes the values of a tensor into an array over its own memory."""
+        export = self._exports.of(_torch.storage_or_none(tensor)) if self._exports.any else None
+        is_due = export is not None and export.arrays is not None and len(self._arrays) < _LINES
+        if not is_due or stack in self._arrays or not is_user_file(stack.codes[0].co_filename):
+            return
+        self._arrays.add(stack)
+        place = symbolise(stack).user_frame
+        pair = None if place is None else source.averaged_array(place)
+        frame = next(_program_frames(sys._getframe(1)), None)
+        array: Any = None if pair is None or frame is None else value_of(frame, pair[0])
+        if pair is None or type(array).__name__ != "ndarray" or array.size != tensor.numel():
+            return
+        if array.__array_interface__["data"][0] != tensor.data_ptr():
+            return
+        facts = {**_torch.facts_of(tensor), "kept": pair[0]}
+        self._report_at(
+            "own_operand",
+            stack,
+            Clue("written", symbolise(stack), name=pair[0], op="__iadd__", values=facts),
+            Clue("read", symbolise(stack), name=pair[1]),
+        )
 
     def _tell(self, first: Any, second: Any, stack: Any, raw: RawWrite | None = None) -> None:
         names = [naming.name_of(one, sys._getframe(1)) or "?" for one in (first, second)]

@@ -374,3 +374,33 @@ def _is_nothing(value: ast.expr | None) -> bool:
     if isinstance(value, ast.Call):
         return leaf_name(value.func) in CONTAINERS and not value.args
     return value is None or isinstance(value, ast.Constant) or (isinstance(value, ast.Dict) and not value.keys)
+
+
+def averaged_array(frame: Frame) -> tuple[str, str] | None:
+    """``avg[n]`` and ``p`` of ``avg[n] += 0.1 * p.detach().numpy()`` after ``avg[n] *= 0.9``.
+
+    Or of ``avg += 0.1 * (p.numpy() - avg)``; None for other sums: ``w -= rate * w.numpy()`` is a decay.
+    """
+    statement = statement_at(frame)
+    node = None if statement is None else statement.node
+    if statement is None or not isinstance(node, ast.AugAssign) or not isinstance(node.op, ast.Add):
+        return None
+    target, parts = ast.unparse(node.target), list(ast.walk(node.value))
+    taken = [one for one in parts if isinstance(one, ast.Call) and leaf_name(one.func) == "numpy"]
+    value: ast.expr | None = taken[0] if len(taken) == 1 else None
+    while (isinstance(value, ast.Call | ast.Attribute) and chain_key(value) is None) or _is_alias(value):
+        value = value.func if isinstance(value, ast.Call) else value.value if isinstance(value, ast.Attribute) else None
+    parent, block = statement.source.parents[node]
+    inside = getattr(parent, block)
+    at = inside.index(node)
+    before = inside[at - 1] if at else None
+    is_product = isinstance(before, ast.AugAssign) and isinstance(before.op, ast.Mult)
+    is_mixed = is_product and isinstance(before, ast.AugAssign) and ast.unparse(before.target) == target
+    is_difference = any(
+        isinstance(one, ast.BinOp) and isinstance(one.op, ast.Sub) and ast.unparse(one.right) == target for one in parts
+    )
+    return (target, ast.unparse(value)) if value is not None and (is_mixed or is_difference) else None
+
+
+def _is_alias(value: ast.expr | None) -> bool:
+    return isinstance(value, ast.Attribute) and value.attr in ("data", "detach", "cpu", "numpy")

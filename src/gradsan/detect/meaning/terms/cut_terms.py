@@ -106,7 +106,7 @@ class CutTerms(RoundDetector):
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._samples, self._leaves = run.get(DrawnSamples), run.get(DetachedLeaves)
-        run.get(Exports).on_taken = self._exported
+        run.get(Exports).on_taken.append(self._exported)
         self._held: dict[int, _Held] = {}
         self._joined: list[_Joined] = []
         self._arrays = dict[Cut, None]()
@@ -131,7 +131,7 @@ class CutTerms(RoundDetector):
         self._arrays.clear()
         return True
 
-    def _exported(self, tensor: torch.Tensor) -> None:
+    def _exported(self, tensor: torch.Tensor, _: RawStack) -> None:
         if self._is_of_thread() and (held := self._of(tensor)) is not None:
             self._arrays.update(dict.fromkeys(held.cuts))
 
