@@ -71,7 +71,7 @@ class Uncounted(Detector):
         """Called with a tensor that gets other memory, the value given, what it had before, and the stack."""
         self.on_given_again: Callable[[Any, Any, Any], None] = lambda tensor, given, stack: None
         """Called with a tensor that gets the same memory again, the value given, and the stack."""
-        self.on_data_read: Callable[[Any], None] = lambda tensor: None
+        self.on_data_read: list[Callable[[Any], None]] = []
         """Called with a tensor whose ``.data`` is read."""
 
     def open(self, holder: Any, kind: str, stack: RawStack) -> int:
@@ -236,7 +236,8 @@ class Uncounted(Detector):
     def _open_data(self, tensor: torch.Tensor, stack: RawStack) -> None:
         if self.open(tensor, "data_attribute", stack):
             self.snapshots.take(tensor, stack)
-        self.on_data_read(tensor)
+        for note in self.on_data_read:
+            note(tensor)
 
     def _replace(self, tensor: torch.Tensor, stack: RawStack) -> None:
         core = self._core
@@ -393,9 +394,8 @@ class Notes:
         writes = ledger.writes_since(core, steps, info.storage, noted.clock, noted.version)
         unexplained = ledger.unexplained_moves(writes, noted.version, version)
         touching = tuple(write for write in writes if _touches(info, write))
-        if writes and not touching and not unexplained:
-            return None
-        return Overwritten(info, touching, version, None, unexplained)
+        is_elsewhere = bool(writes) and not touching and not unexplained
+        return None if is_elsewhere else Overwritten(info, touching, version, None, unexplained)
 
     def _past_counter(self, noted: Noted, tensor: torch.Tensor, version: int, storage: int) -> Overwritten | None:
         uncounted = self._uncounted

@@ -57,7 +57,7 @@ class OwnOperands(RoundDetector):
         self._uncounted, self._steps, self._making = run.get(Uncounted), run.steps, run.get(Making)
         self._known = run.failures
         self._uncounted.on_given_again = self.given_again
-        self._uncounted.on_data_read = self.data_read
+        self._uncounted.on_data_read.append(self.data_read)
         self._uncounted.on_replaced.append(self.replaced_by)
         self._own = self._notes(dict[Hashable, tuple[str, dict[str, Any]]]())
         self._computed = self._notes(dict[Hashable, dict[str, Any]]())

@@ -20,6 +20,7 @@ import functools
 import operator
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any, NamedTuple
@@ -107,6 +108,8 @@ class CutTerms(RoundDetector):
         super().__init__(run)
         self._samples, self._leaves = run.get(DrawnSamples), run.get(DetachedLeaves)
         run.get(Exports).on_taken.append(self._exported)
+        self.on_detached: list[Callable[[Any], None]] = []
+        """Called with a tensor that is detached in a round that is followed."""
         self._held: dict[int, _Held] = {}
         self._joined: list[_Joined] = []
         self._arrays = dict[Cut, None]()
@@ -149,6 +152,8 @@ class CutTerms(RoundDetector):
         if name == "detach":
             self._samples.detached(args[0])
             self._listeners.guard.run_hushed(lambda: self._leaves.note(args[0], result))
+            for note in self.on_detached:
+                self._listeners.guard.run_hushed(functools.partial(note, args[0]))
 
     def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Follow values that leave the graph, and their uses with values in it."""

@@ -119,11 +119,15 @@ class WrittenValues(RoundDetector):
         self._seen = set[int]()
         self._held = dict[int, _Held]()
         self._made = dict[int, _torch.weak_tensor]()
+        self._cut = dict[int, tuple[_torch.weak_storage, tuple[_torch.weak_tensor, ...]]]()
+        """By the memory of a value whose graph was left by ``detach`` or ``.data``: the trainable leaves near it."""
+        for listening in (run.get(Uncounted).on_data_read, run.get(CutTerms).on_detached):
+            listening.append(self._left_graph)
         run.get(Uncounted).on_replaced.append(self._replaced)
 
     def begins(self, entry: RawBackward) -> bool:
         """Drop what was followed in the round before."""
-        for one in (self._written, self._seen, self._held, self._made):
+        for one in (self._written, self._seen, self._held, self._made, self._cut):
             one.clear()
         return True
 
@@ -141,6 +145,13 @@ class WrittenValues(RoundDetector):
     def _replaced(self, target: torch.Tensor, given: torch.Tensor, _: object, stack: RawStack) -> None:
         if self._is_of_thread():
             self._write(_GIVEN, target, [given], stack)
+
+    def _left_graph(self, value: torch.Tensor) -> None:
+        """Note the leaves of a value that may be gone when what was detached from it is written."""
+        node = _node_of(value) if self._is_of_thread() and len(self._cut) < _FOLLOWED else None
+        if node is not None and (storage := _torch.storage_or_none(value)):
+            leaves = tuple(map(_torch.weak_tensor, leaves_near(node)))
+            self._cut[storage] = _torch.weak_storage(value.untyped_storage()), leaves
 
     def _write(self, op: str, target: torch.Tensor, values: list[torch.Tensor], stack: RawStack | None = None) -> None:
         storage = _torch.storage_or_none(target)
@@ -206,7 +217,10 @@ class WrittenValues(RoundDetector):
         weak = self._made.get(_torch.storage_or_none(value))
         made = None if weak is None else weak()
         node = None if made is None else _node_of(made)
-        return ((), False) if node is None else (leaves_near(node), False)
+        if node is not None:
+            return leaves_near(node), False
+        _, cut = self._cut.get(_torch.storage_or_none(value), (None, ()))
+        return [leaf for one in cut if (leaf := one()) is not None], False
 
     def _held_as(self, value: torch.Tensor) -> _Held | None:
         held = self._held.get(id(value))
