@@ -20,9 +20,10 @@ from gradsan.source.identifiers import (
     local_nodes,
 )
 from gradsan.source.locate import Statement, statement_at
-from gradsan.source.methods import CONTAINERS, LIST_ADDS, TAKING_OUT
+from gradsan.source.methods import BLANK, CONTAINERS, LIST_ADDS, TAKING_OUT
 from gradsan.source.tree import SourceFile, read_source
 
+_UPDATES = frozenset({"add_", "sub_", "mul_", "div_", "addcmul_", "clamp_", "neg_", "pow_"})
 _SHOWS_ALL = frozenset({"detach", "squeeze", "t", "unsqueeze", "view", "view_as"})
 
 
@@ -245,6 +246,28 @@ def result_keepers(
             kept = _list_that_keeps(node, name)
             if kept is not None and kept[0] == keeper:
                 yield inside, kept[1]
+
+
+def kept_before(statement: Statement, written: str) -> tuple[ast.stmt, str, ast.expr] | None:
+    """The statement that puts a value into a list before the write, with both: ``skips.append(h); h += shift``.
+
+    Both stand in one block, which has computed the value: memory that is blank or a copy is made to be filled.
+    """
+    node = statement.node
+    called = node.value.func if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
+    is_update = isinstance(node, ast.AugAssign) or (isinstance(called, ast.Attribute) and called.attr in _UPDATES)
+    parent, block = statement.source.parents[node]
+    before = getattr(parent, block)[: getattr(parent, block).index(node)] if is_update else []
+    kept: tuple[ast.stmt, str, ast.expr] | None = None
+    for one in reversed(before):
+        found = _list_that_keeps(one, written)
+        if found is not None:
+            kept = (one, *found)
+        elif written in assigned_names(one):
+            made = one.value if isinstance(one, ast.Assign) else None
+            is_call = isinstance(made, ast.Call) and leaf_name(made.func) not in BLANK | {"clone", "copy", "deepcopy"}
+            return kept if is_call or isinstance(made, ast.BinOp) else None
+    return None
 
 
 def is_emptied(inside: list[ast.stmt], name: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
-from gradsan.source.flow.collected import is_emptied, is_inside, keepers, result_keepers
+from gradsan.source.flow.collected import is_emptied, is_inside, keepers, kept_before, result_keepers
 from gradsan.source.flow.reaching import Definition, State, are_compared, reaching
 from gradsan.source.flow.targets import operand_expressions
 from gradsan.source.identifiers import (
@@ -334,7 +334,13 @@ def _by_list(statement: Statement, written: str, statements: list[ast.stmt]) -> 
         read = _read_after(inside, name, statement.source, statements)
         if read is not None:
             return SecondName(name, "list", node.lineno, read.lineno, statement.source.span(part))
-    return None
+    kept = kept_before(statement, written)
+    later = [one for one in statements if kept is not None and one.lineno > statement.node.lineno]
+    reads = (one.lineno for one in later if kept is not None and reads_value(statement.source, one, kept[1]))
+    read_at, source = next(reads, None), statement.source
+    if kept is None or read_at is None or not any(reads_value(source, one, written) for one in later):
+        return None
+    return SecondName(f"{kept[1]}[-1]", "name", kept[0].lineno, read_at, source.span(kept[2]))
 
 
 def _read_after(inside: list[ast.stmt], name: str, source: SourceFile, statements: list[ast.stmt]) -> ast.stmt | None:
