@@ -135,7 +135,9 @@ _NAMES = {
     ),
     "rewrite.renewing": "computed_before_rounds run_again run_again_for_next_round run_again_for_state view_again",
     "rewrite.scatter": "element_out_of_place part_out_of_place",
-    "rewrite.stepping": "backward_to_its_step later_backward_to_its_step step_by_scaler steps_without_backward",
+    "rewrite.stepping": (
+        "backward_to_its_step called_step_behind later_backward_to_its_step step_by_scaler steps_without_backward"
+    ),
     "rewrite.parts": "parts_collected",
     "rewrite.suggest": (
         "clone_at_save clone_before detach_at drop_keyword has_keyword inplace_false switch_on_before undone "

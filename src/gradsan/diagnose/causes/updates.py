@@ -79,6 +79,9 @@ def _fixes(facts: Facts) -> tuple[Fix, ...]:
     is_shared = bool(within) or _learns_from_each(facts)
     cut = () if is_shared else detach_other_network(facts.conflict.borrowed, facts.conflict.retained_at)
     slipped = () if used_at is None else source.backward_to_its_step(used_at)
+    if not slipped:
+        stacks = [update.site.user_frames for update in facts.updates_of_all]
+        slipped = source.called_step_behind(stacks, facts.conflict.use.site.user_frames)
     if slipped:
         # Whatever else makes the backward run, its gradients are cleared before a step uses them.
         return (Fix.worded("help.step_behind_backward", {}, slipped),)

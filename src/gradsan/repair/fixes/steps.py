@@ -267,4 +267,6 @@ def reorder_update(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     if used is None or not written or diagnosis.cause not in _CAUSES | _BY_HAND:
         return ()
     moved = move_behind([blocks.user_frames(one) for one in written], blocks.user_frames(used))
-    return () if moved is None else (blocks.fix("reorder_update", moved.lines),)
+    # A callback, a handler: what it steps is moved with it.
+    kind = "reorder_step" if all((one.op or "").endswith(".step") for one in written) else "reorder_update"
+    return () if moved is None else (blocks.fix(kind, moved.lines),)

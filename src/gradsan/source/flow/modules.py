@@ -90,13 +90,18 @@ _AT[1] = "AlphaDropout CELU Dropout Dropout1d Dropout2d Dropout3d ELU FeatureAlp
 _POSITIONS = {name: position for position, names in _AT.items() for name in names.split()}
 
 
-def in_place_argument(call: ast.Call) -> ast.expr | None:
-    """The ``True`` in ``call`` that makes a layer work in place, as a keyword or positional argument."""
+def in_place_argument(call: ast.Call, *, is_known: bool = False) -> ast.expr | None:
+    """The ``True`` in ``call`` that makes a layer work in place, as a keyword or positional argument.
+
+    Where it ``is_known`` that the layer does, any value but ``False`` has been true: ``inplace=self.fast``.
+    """
     position = _POSITIONS.get(leaf_name(call.func) or "")
     values = [keyword.value for keyword in call.keywords if keyword.arg == "inplace"]
     if position is not None and len(call.args) > position:
         before = call.args[: position + 1]
         values += [] if any(isinstance(argument, ast.Starred) for argument in before) else [call.args[position]]
+    if is_known and not any(isinstance(value, ast.Constant) for value in values):
+        return next(iter(values), None)
     return next((value for value in values if isinstance(value, ast.Constant) and value.value is True), None)
 
 
@@ -109,14 +114,16 @@ def inplace_layer_false(file: str, layer: str) -> Change | None:
 def inplace_layers_false(file: str, layer: str) -> tuple[Change, ...]:
     """``False`` at each place where ``file`` makes a ``layer`` that works in place; last, if several, at all of them.
 
-    A ``functools.partial`` of the layer counts, and so does a name that holds a class (``act(inplace=True)``). Empty
-    where there is no such place.
+    A ``functools.partial`` of the layer counts, and so does a name or an element that holds a class
+    (``act(inplace=True)``). Flags that are no constants count where there are no others. Empty where there is none.
     """
     source = read_source(file)
     if source is None:
         return ()
     calls = [node for node in source.nodes if isinstance(node, ast.Call) and _makes(node, layer)]
-    values = sorted({value for call in calls if (value := in_place_argument(call)) is not None}, key=source.span)
+    literal = {value for call in calls if (value := in_place_argument(call)) is not None}
+    flags = {value for call in calls if (value := in_place_argument(call, is_known=True)) is not None}
+    values = sorted(literal or flags, key=source.span)
     edits = [Edit(source.span(value), "False") for value in values]
     choices = [[edit] for edit in edits] + ([edits] if len(edits) > 1 else [])
     return tuple(change for choice in choices if (change := edited(source, choice, "inplace_false")) is not None)
@@ -144,7 +151,8 @@ def _makes(call: ast.Call, layer: str) -> bool:
     name = leaf_name(call.func)
     if name == "partial":
         return bool(call.args) and leaf_name(call.args[0]) == layer
-    return name == layer or (isinstance(call.func, ast.Name) and name not in _POSITIONS and layer in _POSITIONS)
+    is_held = isinstance(call.func, ast.Name | ast.Subscript | ast.Call)
+    return name == layer or (is_held and name not in _POSITIONS and layer in _POSITIONS)
 
 
 Shape: TypeAlias = str

@@ -66,7 +66,7 @@ def run_again(
     roots = [] if saved is None else [node for _, other, node in blocks_around(saved) if other is block][:1]
     if roots:
         # What else was computed by the updated networks on the way to the loss.
-        networks = networks_of(source, source.text(block[last]).removesuffix(".step()"))
+        networks = set().union(*(networks_of(source, one) for one in _stepping(block[last])))
         roots += [node for node in block[:last] if _runs_one_of(source, node, networks)]
     found: list[Lines] = []
     for first, only_from in ((min(map(block.index, roots), default=last), set(roots)), (0, None)):
@@ -97,6 +97,14 @@ def run_again(
         if lines not in found:
             found.append(lines)
     return found
+
+
+def _stepping(node: ast.stmt) -> set[str]:
+    """The names of optimizers that a statement may step: ``opt`` of ``opt.step()`` and ``with training(opt):``."""
+    calls = [one for one in header_nodes(node) if isinstance(one, ast.Call)]
+    owners = [one.func.value for one in calls if isinstance(one.func, ast.Attribute)]
+    given = [part for one in calls for part in (*one.args, *(named.value for named in one.keywords))]
+    return {ast.unparse(one) for one in (*owners, *given) if isinstance(one, ast.Name | ast.Attribute)}
 
 
 def _runs_one_of(source: SourceFile, node: ast.stmt, networks: set[str]) -> bool:

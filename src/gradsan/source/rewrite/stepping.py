@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gradsan.model import Frame, Lines
 from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import statement_at
 from gradsan.source.rewrite.given import networks_of
-from gradsan.source.rewrite.moving import functions_of, is_whole_lines, names_bound, names_read
-from gradsan.source.tree import SourceFile
+from gradsan.source.rewrite.moving import (
+    functions_of,
+    in_one_block,
+    is_whole_lines,
+    move_behind,
+    names_bound,
+    names_read,
+)
+from gradsan.source.tree import SourceFile, read_source
 
 
 def backward_to_its_step(backward: Frame) -> Lines:
@@ -236,3 +244,28 @@ def _method_of(node: ast.stmt) -> tuple[str | None, str]:
 
 def _is_backward(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and leaf_name(node.func) == "backward"
+
+
+def called_step_behind(updated: Sequence[Sequence[Frame]], used: Sequence[Frame]) -> Lines:
+    """The statement whose functions step (a callback, a handler), moved behind the backward that it stands before.
+
+    Only where that backward is the only one of the files: then the step uses the gradients of the round before. Stacks
+    of the user's frames, outermost first.
+    """
+    if not updated or not all(len(stack) > 1 and _steps_at(stack[-1]) for stack in updated):
+        return ()
+    moved, statement = move_behind(updated, used), statement_at(used[-1])
+    found = in_one_block(updated, used)
+    if moved is None or found is None or statement is None or found[1][found[4]] is not statement.node:
+        return ()
+    files = dict.fromkeys(frame.file for stack in (*updated, used) for frame in stack)
+    sources = [source for file in files if (source := read_source(file)) is not None]
+    calls = [node for source in sources for node in source.nodes if _is_backward(node)]
+    is_only = len(sources) == len(files) and len(calls) == 1
+    is_within = any(one in ast.walk(statement.node) for one in calls)
+    return moved.lines if is_only and is_within and isinstance(statement.node, ast.Expr) else ()
+
+
+def _steps_at(frame: Frame) -> bool:
+    statement = statement_at(frame)
+    return statement is not None and bool(_steps(statement.node))

@@ -207,7 +207,7 @@ def _calls_with(frame: Frame, keyword: str) -> list[tuple[SourceFile, ast.Call]]
 
 
 def _inplace_values(call: ast.Call) -> list[ast.expr]:
-    value = in_place_argument(call)
+    value = in_place_argument(call, is_known=True)
     return [] if value is None else [value]
 
 
