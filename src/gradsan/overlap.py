@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from gradsan.model import Region
@@ -67,6 +68,32 @@ def overlap(first: Region, second: Region) -> bool:
             j += 1
         else:
             return True
+    return False
+
+
+def covers_itself(region: Region) -> bool:
+    """Whether several elements of a region lie in one place: of an expanded tensor, of windows that overlap.
+
+    Of the whole region: who writes a part of it by an index writes others with it.
+    """
+    if _is_empty(region) or len(region.strides) != len(region.shape):
+        return False
+    dims = sorted((abs(stride), size) for size, stride in zip(region.shape, region.strides, strict=True) if size > 1)
+    if not is_folded(dims):
+        return False
+    if math.prod(size for _, size in dims) > _MOST_ROWS:
+        return True
+    places = [sum(steps) for steps in itertools.product(*(range(0, size * step, step or size) for step, size in dims))]
+    return not all(step for step, _ in dims) or len(set(places)) < len(places)
+
+
+def is_folded(dims: Iterable[tuple[int, int]]) -> bool:
+    """Whether one of ascending ``(stride, size)`` does not reach beyond those before it, so that they may coincide."""
+    reach = 0
+    for stride, size in dims:
+        if stride <= reach and size > 1:
+            return True
+        reach += stride * (size - 1)
     return False
 
 

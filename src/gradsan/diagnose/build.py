@@ -33,6 +33,8 @@ from gradsan.model import (
 _ERRORS_SHOWN = 5
 COLLECTED = "note.one_tensor_collected"
 """The key of the note that a container holds the written tensor several times."""
+OVERLAPPING = "note.written_within_itself"
+"""The key of the note that several elements of what was written are one number in memory."""
 
 
 def diagnosis(
@@ -66,7 +68,7 @@ def diagnosis(
         why=why(facts),
         gradient=gradient(conflict),
         fixes=(*fixes, *_leave_uncompiled(facts)),
-        notes=(*notes, *_collected(facts), *_measured(conflict), *_limits(facts)),
+        notes=(*notes, *_collected(facts), *_overlapping(facts), *_measured(conflict), *_limits(facts)),
         count=conflict.count,
     )
 
@@ -75,6 +77,11 @@ def _collected(facts: Facts) -> tuple[Message, ...]:
     """The note on a list collected over iterations whose elements are all the one written tensor."""
     within = facts.conflict.collected_in
     return () if within is None else (Message(COLLECTED, {"collected": within, "name": facts.name}),)
+
+
+def _overlapping(facts: Facts) -> tuple[Message, ...]:
+    """The note on a write into memory that several elements of the written tensor share."""
+    return (Message(OVERLAPPING, {"name": facts.name}),) if facts.writes_within_itself else ()
 
 
 def _leave_uncompiled(facts: Facts) -> tuple[Fix, ...]:

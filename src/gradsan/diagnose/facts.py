@@ -12,9 +12,12 @@ from gradsan import source
 from gradsan.diagnose.names import name_of
 from gradsan.diagnose.needs import Need, need_of, op_name
 from gradsan.model import Conflict, Frame, Message, Save, Site, Write
-from gradsan.overlap import overlap
+from gradsan.overlap import covers_itself, overlap
 
 _STARTED_BY = ("/threading.py",)
+
+
+_FILLS = frozenset({"fill_", "zero_"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,12 @@ class Facts:
         at, how = _line(last), _kind_of_writing(last.op)
         others_how = {_kind_of_writing(write.op) for write in others if write is not None and _line(write) != at}
         return bool(others_how) and how is not None and (how == "copy" or how in others_how)
+
+    @property
+    def writes_within_itself(self) -> bool:
+        """Whether a write went to a tensor of which several elements are one number in memory, and was no mere fill."""
+        regions = [write.region for write in self.writes if write.op not in _FILLS]
+        return any(region is not None and covers_itself(region) for region in regions)
 
     @property
     def updates(self) -> tuple[Write, ...]:

@@ -53,6 +53,10 @@ def instead_of_overwriting(facts: Facts, *, copy_first: bool = False) -> tuple[F
         found = pair if pair[0].lines or pair[1].lines else (*_copy_for_autograd(facts), *pair)
     else:
         found = (*_copy_for_autograd(facts), new_fix if new.lines or not copy.lines else copy_fix)
+    if facts.writes_within_itself and (new.lines or copy.lines):
+        # A copy for autograd would keep the write, whose result is undefined.
+        how = Message("help.written_apart_how", {"name": facts.name})
+        return tuple(replace(fix, meaning="changed", how_changed=how) for fix in (new_fix, copy_fix) if fix.lines)
     element = _each_line(writes, _new_element)
     if element.lines and element.lines != new.lines:
         of_container = _rebinding("out_of_place", facts, element)

@@ -40,6 +40,8 @@ MEANT = frozenset(
 TWICE = "fix.computes_twice"
 """Message of a candidate that calls modules again with the same arguments."""
 
+APART = "help.written_apart_how"
+"""How the training changes where the write went to memory that several elements shared: nothing defined was lost."""
 FROM_KEPT = "fix.recompute_from_kept"
 """Message of a candidate that computes a kept value again: an earlier round has computed it from the same arguments."""
 
@@ -80,9 +82,10 @@ class Judge:
         # A run that ends with another, silent finding may still have lost gradients.
         loss = _loss(comparison, training, fix) if runs or (trial.recording.finished and comparison.lost) else None
         keeps_values = is_known and fix.kind in _KEEPS_VALUES and fix.summary.key not in MEANT
-        is_another = runs and keeps_values and _begins_with_another_loss(reference, trial.recording)
+        is_another = runs and keeps_values and begins_with_another_loss(reference, trial.recording)
         if is_another and self.spared is None:
-            loss = loss or Message("fix.another_loss")
+            is_shared = self.unrecorded is not None and self.unrecorded.key == APART
+            loss = loss or Message("fix.still_shared" if is_shared else "fix.another_loss")
         goes_as_far = not runs and self._ends_as_the_reference(comparison, training, trial, patch)
         if runs and loss is None and reference.finished and candidate.unused > reference.unused:
             loss = Message("fix.unused_backwards", {"count": candidate.unused - reference.unused})
@@ -241,7 +244,7 @@ def layers_argument(fault: Diagnosis) -> Message | None:
     return Message("help.second_name_copied_how", {"name": ", ".join(given)})
 
 
-def _begins_with_another_loss(reference: Recording, candidate: Recording) -> bool:
+def begins_with_another_loss(reference: Recording, candidate: Recording) -> bool:
     """Whether the very first loss, before any training, differs from that of the program as written."""
     if not (reference.begun and candidate.begun):
         return False

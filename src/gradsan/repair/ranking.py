@@ -8,7 +8,7 @@ from typing import cast
 
 from gradsan.diagnose.value_fixes import NOT_BY_BOTH
 from gradsan.model import Fix, Message
-from gradsan.repair.judging import MEANT, TWICE, Tried
+from gradsan.repair.judging import APART, MEANT, TWICE, Tried
 from gradsan.repair.patch import Patch
 from gradsan.repair.trials.trial import Cost
 
@@ -52,6 +52,8 @@ def is_implied(fix: Fix) -> bool:
     A value that every round computes anyway is not meant to be recomputed: the earlier value was to be kept. Where only
     a name suggests so, the user is asked.
     """
+    if fix.how_changed is not None and fix.how_changed.key == APART:
+        return True
     if fix.how_changed is not None and fix.how_changed.key in (TWICE, _UNSURE, _CUT_TERM, NOT_BY_BOTH):
         return False
     return fix.kind in IMPLIED or fix.summary.key in MEANT or fix.summary.key == _ROWS

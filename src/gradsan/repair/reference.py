@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gradsan import source
+from gradsan.diagnose.build import OVERLAPPING
 from gradsan.model import Diagnosis
 from gradsan.repair.compare import compare
 from gradsan.repair.fixes.own_copies import second_names_copied
@@ -47,6 +48,8 @@ _ALLOWANCES = {
 def reference_for(request: Request, faults: Sequence[Diagnosis]) -> Request:
     """The request for the run with the correct gradients: healed, with statements that PyTorch rejects carried out."""
     allowances = {name for fault in faults for name in _ALLOWANCES.get(fault.cause, ())}
+    if any(note.key == OVERLAPPING for fault in faults for note in fault.notes):
+        allowances.add("own_memory")
     if any(one.severity == "error" for one in faults) and any(one.cause == "checkpoint_input_plain" for one in faults):
         # The program ends where what the checkpoint cut off is to be trained.
         allowances.add("without_checkpoint")

@@ -16,7 +16,17 @@ from gradsan.model import Diagnosis, Fix, Message, Seen
 from gradsan.present._places import shown_path
 from gradsan.repair import libraries
 from gradsan.repair.finite import is_nonfinite
-from gradsan.repair.judging import Judge, Say, Tried, callers_value, faults_of, findings_to_try, layers_argument
+from gradsan.repair.judging import (
+    APART,
+    Judge,
+    Say,
+    Tried,
+    begins_with_another_loss,
+    callers_value,
+    faults_of,
+    findings_to_try,
+    layers_argument,
+)
 from gradsan.repair.libraries import untried
 from gradsan.repair.patch import Patch, PatchError, on_disk
 from gradsan.repair.ranking import measured, ranked_fixes, settled
@@ -313,7 +323,7 @@ def _try_all(search: _Search, fault: Diagnosis, patch: Patch, before: Trial) -> 
     judge = replace(
         search.judge,
         is_of_values=fault.nonfinite is not None,
-        unrecorded=_unrecorded(fault),
+        unrecorded=_unrecorded(fault) or _undefined(search, fault, before),
         so_far=patch,
         spared=callers_value(fault, patch, zip((one for _, one in candidates), trials, strict=True))
         or layers_argument(fault),
@@ -349,6 +359,15 @@ def _unrecorded(fault: Diagnosis) -> Message | None:
     """The diagnosis's message about a fix whose gradients may not be those that were meant; None without one."""
     hows = (fix.how_changed for fix in fault.fixes if fix.how_changed is not None)
     return next((how for how in hows if how.key in (LEFT_CONSTANT, LEFT_UNRECORDED, TRAINED_BY_BOTH)), None)
+
+
+def _undefined(search: _Search, fault: Diagnosis, before: Trial) -> Message | None:
+    """How the training changes where a write to shared memory has made the loss another than it is with own memory."""
+    if "own_memory" not in search.reference.allowances:
+        return None
+    name = fault.tensor.name if fault.tensor is not None else None
+    is_another = begins_with_another_loss(search.judge.reference.recording, before.recording)
+    return Message(APART, {"name": name or "?"}) if is_another else None
 
 
 def _candidate(search: _Search, fix: Fix, patch: Patch) -> Patch | None:

@@ -24,6 +24,7 @@ from gradsan._watching import watching_of
 from gradsan.graph.walk import learns_elsewhere
 from gradsan.originals.deep import Deep
 from gradsan.originals.originals import Kept
+from gradsan.overlap import is_folded
 from gradsan.record.recorder import recorder
 from gradsan.record.stacks import is_own_file
 from gradsan.repair.trials.own_results import OwnResults
@@ -56,8 +57,8 @@ def allow(names: Iterable[str]) -> None:
     ``keep_graphs``: a backward frees nothing. ``write_leaves``: a write to a leaf is not recorded. ``renew_leaves``: as
     before, but ``x += y`` returns a new, recorded tensor. ``renew_results``: so does ``s = x.exp_()``. ``record_out``:
     an ``out=`` result is recorded, unless it is a leaf. ``single_views``: the views of one call are made one by one.
-    ``record_views``: views made under ``no_grad`` are recorded. ``own_memory``: expanded tensors have memory of
-    their own. ``own_leaf_views``: so do recorded views of leaves. ``run_eagerly``: nothing is compiled.
+    ``record_views``: views made under ``no_grad`` are recorded. ``own_memory``: expanded tensors and windows
+    that overlap have memory of their own. ``own_leaf_views``: so do recorded views of leaves. ``run_eagerly``: nothing is compiled.
     ``own_gradients``: hooks of tensors and the backward of Functions get copies of gradients. ``own_context``:
     Functions keep copies on ``ctx``.
     ``without_checkpoint``: checkpointed functions are run once, and their saved tensors are kept.
@@ -386,11 +387,10 @@ def _one_by_one(views: Any) -> Any:
 
 
 def _in_own_memory(result: Any) -> Any:
-    """A copy of an expanded view, as of ``expand`` and ``meshgrid``; any other result itself."""
+    """A copy of a view whose elements share memory, as of ``expand`` and ``unfold``; any other result itself."""
     if not torch.is_tensor(result) or result._base is None or result.layout is not torch.strided:
         return result
-    is_expanded = any(size > 1 and not stride for size, stride in zip(result.shape, result.stride(), strict=True))
-    return result.clone() if is_expanded else result
+    return result.clone() if is_folded(sorted(zip(result.stride(), result.shape, strict=True))) else result
 
 
 def _apart(source: Any, written: Any) -> Any:
