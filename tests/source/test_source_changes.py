@@ -93,7 +93,7 @@ OUT_OF_PLACE = [
     ("x = F.relu(x, inplace=True)", "relu_", "x = F.relu(x, inplace=False)"),
     ("z = F.relu(x, inplace=True)", "relu_", "z = F.relu(x, inplace=False)"),
     ("z = F.relu(x, inplace=True)\nw = z + x", "relu_", "z = x = F.relu(x, inplace=False)"),
-    ("z = F.relu(x, inplace=fast)", "relu_", "z = F.relu(x, inplace=False)"),
+    ("z = F.relu(x, inplace=bool(3))", "relu_", "z = F.relu(x, inplace=False)"),
     ("F.relu(x, inplace=True).mul_(2)", "mul_", "x = F.relu(x, inplace=False).mul(2)"),
     ("torch.relu_(x)", "relu_", "x = torch.relu(x)"),
     ("buf = torch.empty(3, 3)\ntorch.add(x, y, out=buf)", "add", "buf = torch.add(x, y)"),

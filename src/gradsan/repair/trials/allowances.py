@@ -58,7 +58,8 @@ def allow(names: Iterable[str]) -> None:
     before, but ``x += y`` returns a new, recorded tensor. ``renew_results``: so does ``s = x.exp_()``. ``record_out``:
     an ``out=`` result is recorded, unless it is a leaf. ``single_views``: the views of one call are made one by one.
     ``record_views``: views made under ``no_grad`` are recorded. ``own_memory``: expanded tensors and windows
-    that overlap have memory of their own. ``own_leaf_views``: so do recorded views of leaves. ``run_eagerly``: nothing is compiled.
+    that overlap have memory of their own. ``own_leaf_views``: so do recorded views of leaves.
+    ``run_eagerly``: nothing is compiled.
     ``own_gradients``: hooks of tensors and the backward of Functions get copies of gradients. ``own_context``:
     Functions keep copies on ``ctx``.
     ``without_checkpoint``: checkpointed functions are run once, and their saved tensors are kept.
