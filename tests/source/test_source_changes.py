@@ -93,7 +93,6 @@ OUT_OF_PLACE = [
     ("x = F.relu(x, inplace=True)", "relu_", "x = F.relu(x, inplace=False)"),
     ("z = F.relu(x, inplace=True)", "relu_", "z = F.relu(x, inplace=False)"),
     ("z = F.relu(x, inplace=True)\nw = z + x", "relu_", "z = x = F.relu(x, inplace=False)"),
-    ("z = F.relu(x, inplace=bool(3))", "relu_", "z = F.relu(x, inplace=False)"),
     ("F.relu(x, inplace=True).mul_(2)", "mul_", "x = F.relu(x, inplace=False).mul(2)"),
     ("torch.relu_(x)", "relu_", "x = torch.relu(x)"),
     ("buf = torch.empty(3, 3)\ntorch.add(x, y, out=buf)", "add", "buf = torch.add(x, y)"),
@@ -444,6 +443,7 @@ class Block(nn.Module):
         x = self.two[0](x)
         F.relu(x, inplace=True)
         self.act(x)
+        x = F.elu(x, 1.0, inplace=self.lean)
         return self.unknown(x)
 """
 
@@ -463,6 +463,7 @@ def test_inplace_false_at_the_call_or_where_the_module_is_made(tmp_path):
         "x = self.act(x)": (5, "self.act = nn.SiLU(False)"),
         "x = self.body[1](x)": (6, "self.body = nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=False))"),
         "x = self.two[0](x)": (7, "self.two = nn.Sequential(nn.ReLU(inplace=False), nn.ReLU(inplace=True))"),
+        "x = F.elu(x, 1.0, inplace=self.lean)": (16, "x = F.elu(x, 1.0, inplace=False)"),
         "return self.unknown(x)": None,
         # What nobody takes would be lost: the name is bound to it.
         "F.relu(x, inplace=True)": (14, "x = F.relu(x, inplace=False)"),
