@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import collections
+import itertools
 import sys
 import threading
 import types
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from torch import nn
 
 import gradsan
 from gradsan._collector import objects_of
-from gradsan.graph import naming
+from gradsan.graph import naming, variables
 
 
 def names_here(tensor: torch.Tensor, **variables: object) -> list[str]:
@@ -46,6 +48,25 @@ def test_a_named_tuple_is_searched() -> None:
     weight = torch.ones(3)
     pair = collections.namedtuple("Pair", "weight bias")(weight, torch.zeros(3))
     assert "pair.weight" in names_here(weight, pair=pair)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, collections.deque, lambda items: dict(enumerate(items))])
+def test_of_a_long_container_both_ends_are_searched(kind: Callable[[list[object]], object]) -> None:
+    weight = torch.ones(3)
+    for position in (0, 100, 9_950, 9_999):
+        items: list[object] = [[number] for number in range(10_000)]
+        items[position] = weight
+        assert names_here(weight, items=kind(items))[-1] == f"items[{position}]"
+
+
+def test_a_large_data_set_neither_slows_a_search_nor_hides_what_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million samples took seconds in each round that was looked at."""
+    steps, make = itertools.count(), variables._Step
+    monkeypatch.setattr(variables, "_Step", lambda *args: (next(steps), make(*args))[1])
+    weight = torch.ones(3)
+    samples = [[[[label] for label in range(500)] for _ in range(600)]] * 300
+    assert names_here(weight, samples=samples, state={"weights": [weight]})[-1] == 'state["weights"][0]'
+    assert next(steps) < 100_000
 
 
 def test_a_view_that_has_no_grad_fn_any_more_does_not_end_the_search() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
+import itertools
 import sys
 import threading
 import types
@@ -22,7 +23,8 @@ from gradsan.record.stacks import file_of, is_user_file, qualified_name
 
 _MOST_OBJECTS = 20_000
 _DEEPEST = 5
-_END_LENGTH = 32
+_LONG_END, _SHORT_END = 256, 32
+"""How many items at each end of a container a search looks at: a data set in a list may hold millions."""
 _NOT_SEARCHED = (
     types.ModuleType,
     types.FunctionType,
@@ -200,9 +202,10 @@ def _places(frame: FrameType | None) -> Iterator[_Place]:
         seen.add(id(value))
         if isinstance(value, nn.Module):
             yield from _in_module(step, queue)
-        elif depth < _DEEPEST:
+        elif depth < _DEEPEST and len(queue) < _MOST_OBJECTS:
             place = (scope, path, kind_of(value), (*around, (path, value)))
-            queue.extend(_Step(inner, item, depth + 1, *place) for inner, item in parts_of(path, value, _PLAIN))
+            parts = parts_of(path, value, _PLAIN, ends=_LONG_END)
+            queue.extend(_Step(inner, item, depth + 1, *place) for inner, item in parts)
 
 
 def reached(spaces: Iterable[Space]) -> Iterator[Reached]:
@@ -236,8 +239,8 @@ def reached(spaces: Iterable[Space]) -> Iterator[Reached]:
                         f"{step.path}.{_torch.name_in_module(one.name or '')}", one.tensor, step.scope, passing
                     )
                 queue.extend((one, passing) for one in inner)
-            elif step.depth < _DEEPEST:
-                parts = _ends(list(parts_of(step.path, value)))
+            elif step.depth < _DEEPEST and len(queue) < _MOST_OBJECTS:
+                parts = parts_of(step.path, value, ends=_SHORT_END)
                 queue.extend((_Step(path, item, step.depth + 1, step.scope), passing) for path, item in parts)
 
 
@@ -263,10 +266,6 @@ def _is_bookkeeping(step: _Step) -> bool:
     holder = step.around[-1][1] if step.around else None
     is_torchs = isinstance(holder, nn.Module) and type(holder).__module__.partition(".")[0] == "torch"
     return is_torchs and not torch.is_tensor(step.value) and step.path.rpartition(".")[2].startswith("_")
-
-
-def _ends(parts: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    return parts if len(parts) <= 2 * _END_LENGTH else [*parts[:_END_LENGTH], *parts[-_END_LENGTH:]]
 
 
 def spaces_of(frame: FrameType | None) -> list[Space]:
@@ -353,25 +352,36 @@ def kind_of(value: Any) -> str:
     return "list" if isinstance(value, list) else "object"
 
 
-def parts_of(path: str, value: Any, but: Collection[type] = ()) -> Iterator[tuple[str, Any]]:
+def parts_of(
+    path: str, value: Any, but: Collection[type] = (), ends: int | None = None
+) -> Iterator[tuple[str, Any]]:
     """Yield the items of a container, or the attributes of an object that may hold tensors, each with its path.
 
-    Those of exactly the classes ``but`` are left out.
+    Those of exactly the classes ``but`` are left out. Of a container of more than twice ``ends`` items, only as many at
+    its beginning and at its end are looked at.
     """
     if isinstance(value, dict):
-        for key, item in list(value.items()):
+        for key, item in _both_ends(dict.items(value), ends):
             if isinstance(key, (str, int)) and type(item) not in but:
                 shown = f'"{key}"' if isinstance(key, str) else str(key)
                 yield f"{path}[{shown}]", item
     elif isinstance(value, (list, tuple, deque)):
         fields = getattr(value, "_fields", None)
-        for position, item in enumerate(list(value)):
+        items = _both_ends(value, ends)
+        for position, item in zip(_both_ends(range(len(value)), ends), items, strict=False):
             if type(item) not in but:
                 yield (f"{path}.{fields[position]}" if fields else f"{path}[{position}]"), item
     elif _is_plain_object(value):
         for attribute, item in _attributes(value):
             if type(item) not in but:
                 yield f"{path}.{attribute}", item
+
+
+def _both_ends(items: Any, length: int | None) -> list[Any]:
+    """Return the items of a container, those of a longer one only up to ``length`` from each end."""
+    if length is None or len(items) <= 2 * length:
+        return list(items)
+    return [*itertools.islice(items, length), *reversed([*itertools.islice(reversed(items), length)])]
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
