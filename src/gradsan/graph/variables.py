@@ -352,9 +352,7 @@ def kind_of(value: Any) -> str:
     return "list" if isinstance(value, list) else "object"
 
 
-def parts_of(
-    path: str, value: Any, but: Collection[type] = (), ends: int | None = None
-) -> Iterator[tuple[str, Any]]:
+def parts_of(path: str, value: Any, but: Collection[type] = (), ends: int | None = None) -> Iterator[tuple[str, Any]]:
     """Yield the items of a container, or the attributes of an object that may hold tensors, each with its path.
 
     Those of exactly the classes ``but`` are left out. Of a container of more than twice ``ends`` items, only as many at
