@@ -41,6 +41,40 @@ def test_a_run_ends_after_so_many_seconds(tmp_path, run_warm_search):
     assert "nothing to mend" not in done.stderr
 
 
+TRAINING = """\
+import time
+import torch
+torch.manual_seed(0)
+w = torch.ones(3, requires_grad=True)
+optimizer = torch.optim.SGD([w], lr=0.01)
+for step in range(1000):
+    time.sleep(SECONDS)
+    optimizer.zero_grad()
+    h = w.exp()
+    if step == 400:
+        h += 1
+    h.sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_fault_of_a_later_step_is_found(tmp_path, run_warm_search):
+    """As in a validation that comes after an epoch."""
+    (tmp_path / "main.py").write_text(TRAINING.replace("SECONDS", "0"))
+    done = run_warm_search("fix", "main.py")
+    assert done.status == 0, done.stderr
+    assert "GS101" in done.stderr
+    assert "+        h = h + 1" in done.stderr
+
+
+def test_a_run_that_was_ended_early_does_not_say_that_there_is_no_fault(tmp_path, run_warm_search):
+    (tmp_path / "main.py").write_text(TRAINING.replace("SECONDS", "0.1"))
+    done = run_warm_search("fix", "--timeout", "16", "main.py")
+    assert done.status == 0, done.stderr
+    assert "no fault was found in the first 20 optimizer steps" in done.stderr
+    assert "--steps 0" in done.stderr
+
+
 PACKAGE = """\
 def scaled(x):
     x *= 2

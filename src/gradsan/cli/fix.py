@@ -87,7 +87,8 @@ def say_nothing_found(found: Found, language: Language) -> int:
             complain(problem, language)
         return 1
     if found.exception is None:
-        complain(Message("fix.nothing_to_do"), language)
+        for sentence in found.problems or (Message("fix.nothing_to_do"),):
+            complain(sentence, language)
         return 0
     write_to_stderr(found.output[-_OUTPUT_SHOWN:])
     complain(Message("fix.not_explained", {"kind": found.exception[0]}), language)

@@ -40,7 +40,7 @@ Agree = Callable[[Message], bool]
 
 _STEPS_MEASURED = 3
 _FILES_NAMED = 4
-_FURTHER = 8
+_FURTHER = 100
 """Factor on the number of steps for a program without a fault so far."""
 _TRIALS = 4
 """The number of such runs that must fit into the time limit of one."""
@@ -164,12 +164,15 @@ def _find(
         searched = runner.run(searching)
         if faults_of(searched):
             request, current = searching, searched
-    if _may_show_more(current, limits):
+    sentences: tuple[Message, ...] = ()
+    if _may_show_more(current):
         progress(Message("fix.running_further"))
         longer = replace(request, steps=limits.steps * _FURTHER)
-        searched = runner.run(longer)
-        if faults_of(searched):
+        searched = runner.run(replace(longer, timeout=limits.timeout / _TRIALS))
+        if searched.is_answered:
             request, current = longer, searched
+        if _may_show_more(current):
+            sentences = (Message("fix.nothing_so_far", {"steps": request.steps}),)
     first = current
     if current.changed_files:
         progress(_kept_aside(current.changed_files, cwd))
@@ -180,7 +183,7 @@ def _find(
         problem = Message("fix.no_answer", {"status": current.status})
         return Found(problems=(problem,), is_incomplete=True, output=current.output)
     if not faults_of(current):
-        return Found(exception=current.recording.exception, output=current.output)
+        return Found(exception=current.recording.exception, problems=sentences, output=current.output)
     if rank is not None:
         return Found(
             diagnoses=tuple(untried(fault, limits.candidates, cwd) for fault in faults_of(current)[: limits.faults]),
@@ -240,13 +243,13 @@ def _computes_the_same(runner: Runner, reference: Request, first: Trial, healed:
     return is_replayable(healed, runner.run(reference))
 
 
-def _may_show_more(trial: Trial, limits: Limits) -> bool:
-    """Whether a program without a fault was ended early, and a run of many more steps would be short.
+def _may_show_more(trial: Trial) -> bool:
+    """Whether a program without a fault so far was ended early.
 
-    Objects that train nothing, such as a scheduler of a replaced optimizer, are detected only after many rounds.
+    A validation may fail after hundreds of steps, and objects that train nothing, such as a scheduler of a replaced
+    optimizer, are detected only after many rounds.
     """
-    is_short = trial.seconds * _FURTHER < limits.timeout / _TRIALS
-    return trial.is_answered and trial.recording.was_ended and not faults_of(trial) and is_short
+    return trial.is_answered and trial.recording.was_ended and not faults_of(trial)
 
 
 def _has_only_values(trial: Trial) -> bool:
