@@ -6,6 +6,9 @@ and again with training in between, has each time the previous values scaled by 
 shifted), or by powers of it where the windows overlap. A refilled array has not, whatever random gain it
 gets, and slow decay or growth is meant. Reported for two parts or more, if none ever had other values.
 
+What code of a data loader writes into the tensor need not scale: a part that is passed again with just the values that
+those writes had left, and that were not those it was passed with, is the data set itself, changed in each epoch.
+
 Row: ``data_changed_again``, as in ``changed_again.py``.
 """
 
@@ -41,6 +44,23 @@ class _Lent(NamedTuple):
     times: int
 
 
+class _Loaded(NamedTuple):
+    """A part of an array that a data loader's code passed last time: its values then, and those that its writes left.
+
+    ``times`` is how often it has come back with what the writes before had left.
+    """
+
+    root: weakref.ref[Any]
+    layout: tuple[Any, int, Any]
+    clock: int
+    backwards: int
+    storage: int
+    passed: Any
+    left: Any = None
+    writes: tuple[RawWrite, ...] = ()
+    times: int = 0
+
+
 class ChangedArrays:
     """Compares the values of arrays whenever they are passed to torch; made at the first one of a stretch."""
 
@@ -49,15 +69,23 @@ class ChangedArrays:
         self._parts: dict[tuple[int, ...], _Lent] = {}
         self._refuted: set[Any] = set()
         self._factors: dict[Any, float] = {}
+        self._loaded: dict[tuple[int, ...], _Loaded] = {}
+        self._last: tuple[int, ...] | None = None
         self._described = False
 
     def lent(self, array: Any, tensor: torch.Tensor, stack: RawStack) -> None:
         """Note an array that was passed to torch, which has made ``tensor`` of it."""
         is_small = torch.is_floating_point(tensor) and _DISTINCT <= tensor.numel() <= _ELEMENTS
-        if self._described or not is_small or stack in self._refuted or not is_of_program(stack):
+        is_of_loader = is_loaded(stack)
+        is_due = stack not in self._refuted or is_of_loader
+        if self._described or not is_small or not is_due or not is_of_program(stack):
             return
         root, place = root_and_place(array)
         if root is None:
+            return
+        if is_of_loader:
+            self._came_back(root, place, array, tensor)
+        if stack in self._refuted or self._described:
             return
         before = self._parts.get(place)
         if before is None or before.root() is not root or before.stack != stack:
@@ -82,6 +110,49 @@ class ChangedArrays:
         latest = None if before is None else latest_backward(core)
         if before is not None and latest is not None:
             self._judge(before._replace(storage=storage), latest.stack)
+
+    def _came_back(self, root: Any, place: tuple[int, ...], array: Any, tensor: torch.Tensor) -> None:
+        """Compare a part with what was left of it, and note what was left of the part that was passed before this."""
+        core, last = self._core, self._loaded.get(self._last or ())
+        if last is not None and self._last is not None and self._last != place and last.backwards == core.backwards:
+            held = last.root()
+            writes = tuple(raw for raw in logged_writes(core, last.clock) if raw.storage == last.storage)
+            left = None if held is None or not writes else _values(held, last.layout)
+            self._loaded[self._last] = last._replace(left=left, writes=writes)
+        self._last = place
+        before = self._loaded.get(place)
+        # What begins as a number is a state, as weights of the samples are.
+        is_new = before is None and (len(self._loaded) >= _PARTS or len(set(array.ravel().tolist())) < _DISTINCT)
+        if is_new:
+            return
+        start = int(root.__array_interface__["data"][0])
+        layout = array.dtype, int(array.__array_interface__["data"][0]) - start, (array.shape, array.strides)
+        passed, times = array.copy(), 0
+        if before is not None and before.root() is root and before.left is not None:
+            is_as_left = bool((before.left == passed).all()) and not bool((before.left == before.passed).all())
+            times = before.times + 1 if is_as_left and before.backwards < core.backwards else 0
+        storage = _torch.storage_or_none(tensor)
+        self._loaded[place] = _Loaded(
+            weakref.ref(root), layout, core.tick(), core.backwards, storage, passed, times=times
+        )
+        again = [one for one in self._loaded.values() if one.times >= _TIMES - 1]
+        latest = latest_backward(core)
+        if len(again) > 1 and before is not None and latest is not None:
+            self._tell_loaded(before, len(again), latest.stack)
+
+    def _tell_loaded(self, before: _Loaded, parts: int, used: Any) -> None:
+        stacks = {raw.stack: raw.op for raw in before.writes}
+        facts = {"shape": before.passed.shape, "dtype": "?", "device": "cpu", "times": before.times + _TIMES - 1}
+        facts |= {"parts": parts, "is_factor": "", "is_shifted": "yes"}
+        clues = []
+        for stack, op in stacks.items():
+            frame = (site := symbolise(stack)).user_frame
+            name = None if frame is None else source.written_expression(frame, op)
+            if name is not None:
+                clues.append(Clue("changed", site, name=name, op=op, values=facts))
+        if clues:
+            self._described = True
+            self._found(Failure(ROW, "", "", symbolise(used), tuple(clues), raised=False))
 
     def _forget_dead(self) -> None:
         """Forget arrays that are gone, and lines that only pass such: an array made for one round never comes again."""
@@ -146,6 +217,13 @@ class ChangedArrays:
         frame = site.user_frame
         scaled = None if frame is None else source.scaled_before(frame)
         return [] if frame is None or scaled is None else [(at_line(site, frame, scaled.line), scaled.name, scaled.op)]
+
+
+def _values(root: Any, layout: tuple[Any, int, Any]) -> Any:
+    """A copy of the values of a part of an array; None where the array itself is no one piece of memory."""
+    dtype, offset, (shape, strides) = layout
+    is_whole = bool(root.flags.c_contiguous) and type(root).__name__ == "ndarray"
+    return type(root)(shape, dtype, root, offset, strides).copy() if is_whole else None
 
 
 def root_and_place(array: Any) -> tuple[Any, tuple[int, ...]]:

@@ -205,6 +205,9 @@ def _second_name(raws: list[RawWrite]) -> _Found | None:
     second = None if frame is None or name is None else source.second_name(frame, name)
     if frame is None or name is None or second is None or (second.kind == "list" and not _is_written_again(raws)):
         return None
+    # A number in a list, as a loss, is there to be shown.
+    if second.name.endswith("]") and not raws[0].shape:
+        return None
     return _Found(written, name, frame, second)
 
 
