@@ -17,6 +17,7 @@ ALWAYS = {
     "adjacency_kept_by_trainer",
     "advantages_of_kept_graph",
     "attack_projected_in_chain",
+    "average_in_numpy_is_the_weight",
     "batch_clamped_through_data",
     "batch_renorm_buffers",
     "best_state_restored",

@@ -178,7 +178,12 @@ def own_operand(failure: Failure) -> Diagnosis | None:
                 else parts.label_of(given, "created", "label.given_the_memory", {})
             ),
             *parts.label_of(written, "written" if is_written else "saved", f"label.{failure.row}", values),
-            *parts.used(failure, "label.new_value_used", {"name": written.name}),
+            # Some are found where they are written, before any backward.
+            *(
+                ()
+                if failure.site.user_frame == frame
+                else parts.used(failure, "label.new_value_used", {"name": written.name})
+            ),
         ),
         tensor=parts.tensor_of(written, kept),
         help_key="help.own_operand",

@@ -41,7 +41,7 @@ def copy_where_made(diagnosis: Diagnosis) -> tuple[Fix, ...]:
             node = ast.parse(str(advice.summary.values.get(name)), mode="eval").body
         except SyntaxError:
             continue
-        for source, value, is_module in _makers(node, scope, _is_asked_for_tensors(scope, node)):
+        for source, value, is_module in _makers(node, scope, _is_asked_for_tensors(scope, node), set()):
             lines, kept = _copied(source, value, is_module)
             if lines and all(lines != one.lines for one in found):
                 values = {**advice.summary.values, "value": source.text(kept)}
@@ -86,21 +86,24 @@ def copy_state_where_taken(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 
 
 def _makers(
-    node: ast.expr, scope: Scope, is_module: bool, is_dict: bool = False
+    node: ast.expr, scope: Scope, is_module: bool, seen: set[tuple[object, ...]], is_dict: bool = False
 ) -> Iterator[tuple[SourceFile, ast.expr, bool]]:
     """The expressions that may define the memory of ``node``, or of a container's elements; whether it is a module.
 
-    ``is_dict``: its elements are accessed by name, so that it is no tensor itself.
+    ``is_dict``: its elements are accessed by name, so that it is no tensor itself. ``seen`` are the names that have
+    been followed: statements of a loop define one another, and each round of it has the same ones.
     """
     while isinstance(node, ast.Subscript) or (isinstance(node, ast.Attribute) and node.attr in ("data", "grad")):
         is_dict = is_dict or (isinstance(node, ast.Subscript) and _is_word(node.slice))
         node = node.value
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _GIVING:
-        yield from _makers(node.func.value, scope, node.func.attr in _OF_MODULES)
+        yield from _makers(node.func.value, scope, node.func.attr in _OF_MODULES, seen)
         return
     key = chain_key(node)
-    if key is None or scope.depth > _DEEPEST:
+    mark = (key, id(scope.at), id(scope.given), is_module, is_dict)
+    if key is None or scope.depth > _DEEPEST or mark in seen:
         return
+    seen.add(mark)
     inner = replace(scope, depth=scope.depth + 1)
     local = list(definitions_of(scope, key))
     bound = local or list(_bound_in_class(scope, key))
@@ -113,11 +116,11 @@ def _makers(
         ):
             yield scope.source, value, is_module
         if isinstance(part, ast.Name | ast.Attribute | ast.Subscript | ast.Call):
-            yield from _makers(part, replace(inner, at=statement), is_module, is_dict)
+            yield from _makers(part, replace(inner, at=statement), is_module, seen, is_dict)
     if not bound and key in scope.given:
         value, outer = scope.given[key]
         if isinstance(value, ast.Name | ast.Attribute | ast.Subscript | ast.Call):
-            yield from _makers(value, replace(outer, depth=scope.depth + 1), is_module, is_dict)
+            yield from _makers(value, replace(outer, depth=scope.depth + 1), is_module, seen, is_dict)
 
 
 def _is_word(key: ast.expr) -> bool:
