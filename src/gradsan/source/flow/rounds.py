@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from gradsan.model import Frame, Lines
 from gradsan.source.change import Change, Edit, add_keyword, checked, edited, insert_after, insert_before
@@ -152,11 +152,22 @@ def detach_after_round(frames: Sequence[Frame], carried: Mapping[str, Shape]) ->
     """
     first = statement_at(frames[0])
     text = None if first is None or not carried else _cuts(first.source, carried)
-    return None if text is None else after_round(frames, text, "detach")
+    return None if text is None else after_round(frames, text, "detach", carried)
 
 
-def after_round(frames: Sequence[Frame], text: str, kind: str) -> Change | None:
-    """``text``, a statement, at the end of the innermost block around all of ``frames``, of one function."""
+def _hands_out(loop: ast.stmt, names: Collection[str]) -> bool:
+    """Whether the loop itself binds all the names, and no statement in it binds one of them again."""
+    own = set(assigned_names(loop)) if isinstance(loop, ast.For) else set()
+    inner = [one for one in ast.walk(loop) if isinstance(one, ast.stmt) and one is not loop]
+    return set(names) <= own and not any(own & set(assigned_names(one)) & set(names) for one in inner)
+
+
+def after_round(frames: Sequence[Frame], text: str, kind: str, names: Collection[str] = ()) -> Change | None:
+    """``text``, a statement, at the end of the innermost block around all of ``frames``, of one function.
+
+    Where a loop hands the ``names`` out, which the text binds, it is the beginning of that loop: the end of a round
+    would come too late for what this one was handed, and the next one is handed others.
+    """
     statements = [statement_at(frame) for frame in frames]
     known = [statement for statement in statements if statement is not None]
     if not known or len(known) < len(statements):
@@ -165,6 +176,10 @@ def after_round(frames: Sequence[Frame], text: str, kind: str) -> Change | None:
     is_once = known[0].function is None and not any(one.loops for one in known)  # a call in a module runs the rounds
     if is_once or any(one.source is not source or one.function is not known[0].function for one in known):
         return None
+    loop = next((one for one in reversed(known[0].loops) if names and _hands_out(one, names)), None)
+    if loop is not None and loop.body[0].lineno > loop.lineno:
+        text = text.replace("\n", f"\n{source.indent(source.span(loop.body[0]))}")
+        return insert_before(source, loop.body[0], text, kind)
     block = _common_block(source, [one.node for one in known])
     if not block:
         return None

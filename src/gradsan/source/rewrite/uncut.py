@@ -288,7 +288,7 @@ def detach_held(frames: Sequence[Frame], held: Sequence[Held]) -> tuple[Change, 
     is_dead = not statement.loops and any(dies_with_call(frames[0], name) for name in found)
     if not found or len(found) > _MOST_CUT or is_dead:
         return None
-    change = after_round(frames, f"{', '.join(found)} = {', '.join(found.values())}", "detach")
+    change = after_round(frames, f"{', '.join(found)} = {', '.join(found.values())}", "detach", found)
     return None if change is None else (change, tuple(found))
 
 
