@@ -67,6 +67,7 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     graphs.rebuild_in_loop,
     graphs.cut_once,
     loops.step_after_loop,
+    loops.each_in_its_round,
     arguments.not_reentrant,
     arguments.find_unused_parameters_in_ddp,
     arguments.disable_fused,

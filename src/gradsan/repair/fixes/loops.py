@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ast
 import textwrap
+from collections.abc import Iterator
 
 from gradsan.model import Diagnosis, Fix, Label, NamedTensor
 from gradsan.repair.fixes import _blocks as blocks
+from gradsan.source.change import Edit, text_with
 from gradsan.source.identifiers import chain_key
 from gradsan.source.rewrite.moving import is_whole_lines, names_bound, names_read
-from gradsan.source.tree import SourceFile, indentation_of
+from gradsan.source.tree import SourceFile, Span, indentation_of
 
 ONCE, APART = "fix.step_after_loop", "fix.step_after_loop_apart"
 """The message keys of one step for the sum of all losses, and of one for each."""
@@ -141,3 +143,76 @@ def _clears(loop: ast.For) -> bool:
         and not (call.args or call.keywords or blocks.names_read([call.func]) & of_round)
         for call in calls
     )
+
+
+def each_in_its_round(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """Compute each element of a list in the round that takes it, where a comprehension before the loop computes all.
+
+    ``losses = [m(x) for m in models]`` and ``for opt, loss in zip(opts, losses)`` become ``for opt, m in zip(opts,
+    models)`` with ``loss = m(x)`` as the first statement of the round.
+    """
+    used, saved = blocks.first(diagnosis, "used"), blocks.first(diagnosis, "saved")
+    if used is None or saved is None or diagnosis.cause not in blocks.STEPPED:
+        return ()
+    pair = blocks.in_one_block(saved, used)
+    loop = None if pair is None else pair[1].statement
+    made = None if pair is None else pair[0].statement
+    if pair is None or pair[0].index > pair[1].index or not isinstance(loop, ast.For) or loop.orelse:
+        return ()
+    source, name = pair[0].source, made.targets[0] if isinstance(made, ast.Assign) and len(made.targets) == 1 else None
+    value = made.value if isinstance(made, ast.Assign) else None
+    if made is None or not isinstance(name, ast.Name) or not isinstance(value, ast.ListComp | ast.DictComp):
+        return ()
+    one = value.generators[0]
+    taken = next((part for part in _handed_out(loop.target, loop.iter) if _is_of(part[1], name.id, value)), None)
+    if len(value.generators) > 1 or one.ifs or one.is_async or taken is None or not is_whole_lines(source, made):
+        return ()
+    scope = source.function(loop) or source.module
+    inside = set(ast.walk(made))
+    shown = [part for part in ast.walk(scope) if isinstance(part, ast.Name) and part not in inside]
+    others = {part.id for part in shown if not _is_of_comprehension(source, part)}
+    if names_bound([one.target]) & others or loop.body[0].lineno == loop.lineno:
+        return ()
+    element = [value.elt] if isinstance(value, ast.ListComp) else [value.key, value.value]
+    targets = taken[0].elts if len(element) == 2 and isinstance(taken[0], ast.Tuple) else [taken[0]]
+    if len(targets) != len(element) or not all(isinstance(part, ast.Name) for part in targets):
+        return ()
+    head = source.indent(loop.body[0])
+    texts = [f"{head}{source.text(a)} = {source.text(b)}" for a, b in zip(targets, element, strict=True)]
+    if any("\n" in text for text in texts) or source.span(loop.target).line != source.span(loop.iter).end_line:
+        return ()
+    walked, each = source.text(one.iter), source.text(one.target)
+    each = f"({each})" if isinstance(one.target, ast.Tuple) and taken[0] is not loop.target else each
+    line = source.span(loop).line
+    edits = [Edit(source.span(taken[0]), each), Edit(source.span(taken[1]), walked)]
+    whole = Span(line, 1, line, len(source.lines[line - 1]) + 1)
+    reads = [part for part in ast.walk(scope) if isinstance(part, ast.Name) and part.id == name.id]
+    gone = blocks.removed(source, made) if len(reads) <= 2 else {}
+    texts.insert(0, text_with(source, whole, edits))
+    lines = blocks.lines_changed(source, {**gone, line: "\n".join(texts)})
+    return (blocks.fix("recompute_forward", lines, "rebuild_in_loop"),)
+
+
+def _is_of_comprehension(source: SourceFile, name: ast.Name) -> bool:
+    """Whether a comprehension around the name binds it."""
+    around = [one for one, _ in source.ancestors(name)]
+    bound = [part.target for one in around for part in getattr(one, "generators", ())]
+    return any(name.id in blocks.names_bound(target) for target in bound)
+
+
+def _handed_out(target: ast.expr, walked: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """What a loop binds, and from which container: of ``zip`` and ``enumerate`` each part for itself."""
+    yield target, walked
+    if isinstance(walked, ast.Call) and isinstance(target, ast.Tuple) and isinstance(walked.func, ast.Name):
+        if walked.func.id == "zip" and len(walked.args) == len(target.elts):
+            for part, given in zip(target.elts, walked.args, strict=True):
+                yield from _handed_out(part, given)
+        if walked.func.id == "enumerate" and len(target.elts) == 2 and len(walked.args) == 1:
+            yield from _handed_out(target.elts[1], walked.args[0])
+
+
+def _is_of(walked: ast.expr, name: str, value: ast.ListComp | ast.DictComp) -> bool:
+    """Whether ``walked`` is the list called ``name``, or the items of the dict."""
+    if isinstance(value, ast.DictComp):
+        return ast.unparse(walked) == f"{name}.items()"
+    return isinstance(walked, ast.Name) and walked.id == name
