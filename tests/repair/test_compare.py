@@ -182,3 +182,21 @@ def test_a_list_is_no_longer_written_only_where_none_of_its_elements_changes(see
         return Recording(finished=True, moments=(*moments, replace(moments[-1], ordinal=1, is_end=True)))
 
     assert compare_trainings(run(((0, 5), (1, 4))), run(seen)).frozen == frozen
+
+
+@each(
+    "line, other, is_same",
+    [
+        ("2 passed in 0.23s", "2 passed in 0.24s", True),
+        ("step 10 | loss 2.5 | step time 36.99ms", "step 10 | loss 2.5 | step time 41.02ms", True),
+        ("2026-11-29 16:00:01,123 loss 0.3", "2026-11-29 16:02:41,001 loss 0.3", True),
+        ("100%|##| 8/8 [00:01<00:00, 5.31it/s, loss=0.3]", "100%|##| 8/8 [00:02<00:01, 4.1it/s, loss=0.3]", True),
+        ("epoch 1 took 1m 3.2s (820 tokens/s), elapsed: 9.5", "epoch 1 took 58.9s (901 tokens/s), elapsed: 9.1", True),
+        ("step 10 | loss 2.512 | step time 36.99ms", "step 10 | loss 2.612 | step time 36.99ms", False),
+        ("accuracy 0.931 min 0.2 max 3", "accuracy 0.951 min 0.2 max 3", False),
+        ("min 0.21 s 3.1", "min 0.33 s 3.1", False),
+    ],
+)
+def test_times_that_a_program_prints_are_not_compared(line, other, is_same):
+    training = compare_trainings(run(), run(), {"printed numbers": line}, {"printed numbers": other})
+    assert training.numbers == (() if is_same else ("printed numbers",))

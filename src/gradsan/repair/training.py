@@ -13,7 +13,16 @@ from gradsan.repair.trials.trial import Moment, Recording, Value
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """Buffers that a layer itself writes whenever its forward runs."""
-_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_ANY_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_NUMBER = re.compile(_ANY_NUMBER)
+_CLOCK = re.compile(
+    r"(?:\d{4}-\d\d-\d\d[T ])?\b\d{1,2}:\d\d(?::\d\d(?:[.,]\d+)?)?\b"
+    rf"|(?:\d+\s?m(?:in)?\s?)?{_ANY_NUMBER}(?:[mun\u00b5]?s|min|\s?(?:secs?|seconds?|minutes?|hours?|\w+/s(?:ec)?|s/\w+))\b"
+    rf"|{_ANY_NUMBER} [mun\u00b5]?s(?=[)\],;]|$)"
+    rf"|\b(?:time|elapsed|took|duration|eta)\b\W{{0,4}}{_ANY_NUMBER}",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""A date, a duration or a speed. Coarsely rounded, it may be equal in two runs and differ in a third."""
 _ELEMENT = re.compile(r"\[\d+\]")
 _MOST_NAMES = 8
 
@@ -251,8 +260,8 @@ def _near(first: tuple[float, ...], second: tuple[float, ...], dtype: str) -> bo
 
 
 def _print_others(right: str, tried: str, *, either_ended: bool) -> bool:
-    """Whether the printed numbers differ; for a run that was stopped before its end, among those that it printed."""
-    first, second = _NUMBER.findall(right), _NUMBER.findall(tried)
+    """Whether printed numbers other than times differ; of a run that was ended early, among those that it printed."""
+    first, second = (_NUMBER.findall(_CLOCK.sub(" ", one)) for one in (right, tried))
     if not either_ended and len(first) != len(second):
         return True
     return not all(_reads_alike(a, b) for a, b in zip(first, second, strict=False))
