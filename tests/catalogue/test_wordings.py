@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.testing._internal.optests.generate_tests import OpCheckError
 
 import gradsan
 from cases import each
@@ -183,7 +182,8 @@ def row_raised(program):
     """The catalogue's row for what a program raises."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.raises((RuntimeError, BufferError, TypeError, ValueError, AssertionError, OpCheckError)) as caught:
+        # The class of torch.library's checks takes seconds to import.
+        with pytest.raises(Exception) as caught:  # noqa: B017, PT011
             runpy.run_path(str(PROGRAMS / f"{program}.py"))
     kinds = [kind.__name__ for kind in type(caught.value).__mro__]
     found = recognise(kinds, str(caught.value), place_raised(caught.value))
