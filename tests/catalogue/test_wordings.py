@@ -183,7 +183,7 @@ def row_raised(program):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         # The class of torch.library's checks takes seconds to import.
-        with pytest.raises(Exception) as caught:  # noqa: B017, PT011
+        with pytest.raises(Exception) as caught:
             runpy.run_path(str(PROGRAMS / f"{program}.py"))
     kinds = [kind.__name__ for kind in type(caught.value).__mro__]
     found = recognise(kinds, str(caught.value), place_raised(caught.value))
