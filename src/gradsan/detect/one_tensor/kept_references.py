@@ -17,8 +17,8 @@ And an array over a parameter's memory into which an average of the same paramet
 program asks for that memory again, once a line.
 
 Row: ``own_operand``, as in ``own_operands.py``.
-Row: ``gradient_of_two``. Roles: ``gradient`` (``name``; ``values``: ``shape``, ``dtype``, ``device``), ``second``
-(``name``) and ``written`` (where a loop has; ``op``).
+Row: ``gradient_of_two``. Roles: ``gradient`` (``name``; ``op``, a variable that holds it; ``values``: ``shape``,
+``dtype``, ``device``), ``second`` (``name``) and ``written`` (where a loop has; ``op``).
 Row: ``kept_gradient_changed``. Roles: ``bound`` (where it was kept), ``written`` (the backward; ``name`` of the
 gradient; ``values``: ``shape``, ``dtype``, ``device``), ``read`` (``name`` of the variable).
 Row: ``gradients_are_one``. Role ``bound`` (``name`` of the list; ``op`` is the gradient's; ``values``: ``shape``,
@@ -170,7 +170,8 @@ class KeptReferences(Finder):
             return
         self._seen.add((SHARED, *names))
         written = () if raw is None else (Clue("written", symbolise(raw.stack), op=raw.op),)
-        gradient = Clue("gradient", name=f"{names[0]}.grad", values=_torch.facts_of(first.grad))
+        held = naming.name_of(first.grad, sys._getframe(1))
+        gradient = Clue("gradient", name=f"{names[0]}.grad", op=held, values=_torch.facts_of(first.grad))
         self._report_at(SHARED, stack, gradient, Clue("second", name=f"{names[1]}.grad"), *written)
 
     def _look_at_lists(self, entry: RawBackward, rounds: int) -> None:

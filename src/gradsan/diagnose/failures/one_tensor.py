@@ -153,7 +153,7 @@ def shared_gradient(failure: Failure) -> Diagnosis | None:
                 failure, "label.gradient_of_two" if written is None else "label.gradient_of_two_stepped", values
             ),
         ),
-        tensor=parts.tensor_of(gradient, gradient.name),
+        tensor=parts.tensor_of(gradient, gradient.op or gradient.name),
         help_key="help.gradient_of_two",
     )
 
