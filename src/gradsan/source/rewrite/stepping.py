@@ -252,7 +252,8 @@ def called_step_behind(updated: Sequence[Sequence[Frame]], used: Sequence[Frame]
     Only where that backward is the only one of the files: then the step uses the gradients of the round before. Stacks
     of the user's frames, outermost first.
     """
-    if not updated or not all(len(stack) > 1 and _steps_at(stack[-1]) for stack in updated):
+    # A step over a graph that lives is told before any backward: there is no use yet.
+    if not updated or not used or not all(len(stack) > 1 and _steps_at(stack[-1]) for stack in updated):
         return ()
     moved, statement = move_behind(updated, used), statement_at(used[-1])
     found = in_one_block(updated, used)
