@@ -30,6 +30,7 @@ CAUSES: tuple[Callable[[Facts], Diagnosis | None], ...] = (
     past_counter.data_attribute,
     past_counter.memory_alias,
     past_counter.collective,
+    past_counter.statistics,
     *past_counter.WITHOUT_MORE,
     results.buffer_filled_in_loop,
     unexplained.false_alarm,

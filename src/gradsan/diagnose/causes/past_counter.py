@@ -104,12 +104,19 @@ def collective(facts: Facts) -> Diagnosis | None:
     )
 
 
+def statistics(facts: Facts) -> Diagnosis | None:
+    """Recognise a silent update of running statistics: no copy and no new tensor would get them updated."""
+    found = diagnosis(facts, "GS206", "statistics")
+    if found is None:
+        return None
+    return replace(found, fixes=fixes.advice(facts, "backward_before_update", "preserved"))
+
+
 WITHOUT_MORE = tuple(
     partial(diagnosis, code=code, slug=slug)
     for code, slug in (
         ("GS204", "storage_alias"),
         ("GS205", "fused_optimizer"),
-        ("GS206", "statistics"),
         ("GS208", "kernel_without_schema"),
         ("GS219", "compiled_input"),
     )

@@ -64,6 +64,7 @@ def run_again(
     if not is_whole_lines(source, block[last]):
         return []
     roots = [] if saved is None else [node for _, other, node in blocks_around(saved) if other is block][:1]
+    savers = {part for one in roots for part in ast.walk(one)}
     if roots:
         # What else was computed by the updated networks on the way to the loss.
         networks = set().union(*(networks_of(source, one) for one in _stepping(block[last])))
@@ -76,6 +77,9 @@ def run_again(
         again = _slice(source, block[first:last], after, only_from)
         drawn = [] if only_from is None else _draws_of(again)
         if not again or _draws(again, saved or (), {call for _, call in drawn}):
+            continue
+        if savers and savers.isdisjoint(again):
+            # The loss leads to what was saved by a path that is not seen here: an attribute of an object, a closure.
             continue
         rows = {node: source.lines[(at := source.span(node)).line - 1 : at.end_line] for node in again}
         copies = {node: "\n".join(own) for node, own in rows.items()}
