@@ -53,7 +53,7 @@ def test_a_named_tuple_is_searched() -> None:
 @pytest.mark.parametrize("kind", [list, tuple, collections.deque, lambda items: dict(enumerate(items))])
 def test_of_a_long_container_both_ends_are_searched(kind: Callable[[list[object]], object]) -> None:
     weight = torch.ones(3)
-    for position in (0, 100, 9_950, 9_999):
+    for position in (0, 100, 5_000, 9_950, 9_999):
         items: list[object] = [[number] for number in range(10_000)]
         items[position] = weight
         assert names_here(weight, items=kind(items))[-1] == f"items[{position}]"

@@ -25,6 +25,8 @@ _MOST_OBJECTS = 20_000
 _DEEPEST = 5
 _LONG_END, _SHORT_END = 256, 32
 """How many items at each end of a container a search looks at: a data set in a list may hold millions."""
+_TENSORS_AT_END = _MOST_OBJECTS // 2
+"""How many, where they are tensors themselves."""
 _NOT_SEARCHED = (
     types.ModuleType,
     types.FunctionType,
@@ -204,7 +206,7 @@ def _places(frame: FrameType | None) -> Iterator[_Place]:
             yield from _in_module(step, queue)
         elif depth < _DEEPEST and len(queue) < _MOST_OBJECTS:
             place = (scope, path, kind_of(value), (*around, (path, value)))
-            parts = parts_of(path, value, _PLAIN, ends=_LONG_END)
+            parts = parts_of(path, value, _PLAIN, ends=_LONG_END, of_tensors=_TENSORS_AT_END)
             queue.extend(_Step(inner, item, depth + 1, *place) for inner, item in parts)
 
 
@@ -352,21 +354,22 @@ def kind_of(value: Any) -> str:
     return "list" if isinstance(value, list) else "object"
 
 
-def parts_of(path: str, value: Any, but: Collection[type] = (), ends: int | None = None) -> Iterator[tuple[str, Any]]:
+def parts_of(
+    path: str, value: Any, but: Collection[type] = (), *, ends: int | None = None, of_tensors: int = 0
+) -> Iterator[tuple[str, Any]]:
     """Yield the items of a container, or the attributes of an object that may hold tensors, each with its path.
 
     Those of exactly the classes ``but`` are left out. Of a container of more than twice ``ends`` items, only as many at
-    its beginning and at its end are looked at.
+    its beginning and at its end are looked at, and ``of_tensors`` where they are tensors.
     """
     if isinstance(value, dict):
-        for key, item in _both_ends(dict.items(value), ends):
+        for _, (key, item) in _both_ends(dict.items(value), ends, of_tensors, lambda pair: torch.is_tensor(pair[1])):
             if isinstance(key, (str, int)) and type(item) not in but:
                 shown = f'"{key}"' if isinstance(key, str) else str(key)
                 yield f"{path}[{shown}]", item
     elif isinstance(value, (list, tuple, deque)):
         fields = getattr(value, "_fields", None)
-        items = _both_ends(value, ends)
-        for position, item in zip(_both_ends(range(len(value)), ends), items, strict=False):
+        for position, item in _both_ends(value, ends, of_tensors):
             if type(item) not in but:
                 yield (f"{path}.{fields[position]}" if fields else f"{path}[{position}]"), item
     elif _is_plain_object(value):
@@ -375,11 +378,19 @@ def parts_of(path: str, value: Any, but: Collection[type] = (), ends: int | None
                 yield f"{path}.{attribute}", item
 
 
-def _both_ends(items: Any, length: int | None) -> list[Any]:
-    """Return the items of a container, those of a longer one only up to ``length`` from each end."""
-    if length is None or len(items) <= 2 * length:
-        return list(items)
-    return [*itertools.islice(items, length), *reversed([*itertools.islice(reversed(items), length)])]
+def _both_ends(
+    items: Any, ends: int | None, of_tensors: int, is_tensor: Callable[[Any], bool] = torch.is_tensor
+) -> list[tuple[int, Any]]:
+    """Return the items of a container with their positions; of a longer one as :func:`parts_of` says."""
+    length = len(items)
+    if ends is None or length <= 2 * ends:
+        return list(enumerate(list(items)))
+    count = max(ends, of_tensors)
+    first = enumerate([*itertools.islice(items, count)])
+    last = enumerate([*itertools.islice(reversed(items), min(count, max(0, length - count)))])
+    found = [(at, one) for at, one in first if at < ends or at >= length - ends or is_tensor(one)]
+    at_end = [(length - 1 - at, one) for at, one in last if at < ends or is_tensor(one)]
+    return [*found, *reversed(at_end)]
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
