@@ -36,20 +36,20 @@ from gradsan.detect.changed_values import ChangedValues
 from gradsan.detect.exports import Exports
 from gradsan.detect.gradients.kept_gradients import COMPREHENSIONS
 from gradsan.detect.meaning.callers_values import given_to
-from gradsan.graph import naming
+from gradsan.graph import naming, walk
 from gradsan.graph.live import value_of
 from gradsan.heuristics import is_named_in_place
 from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Finder, Run
-from gradsan.record.ledger import QUIET_KINDS
+from gradsan.record.ledger import QUIET_KINDS, site_that_made
 from gradsan.record.log import RawStack, RawWrite, backward_calls, logged_writes
 from gradsan.record.stacks import is_of_program, is_user_file, symbolise
-from gradsan.record.steps import RawBackward
+from gradsan.record.steps import RawBackward, read_backward
 
 NAMED, LISTED, GIVEN = "second_name_changed", "list_of_one", "argument_changed"
 RETURNED, PARAMETERS, DEFAULT = "results_are_one", "parameters_are_one", "default_changed"
 _ROUNDS = (1, 2, 4, 8, 16, 32)
-_STACKS, _LINES = 256, 2_000
+_STACKS, _LINES, _NODES = 256, 2_000, 2_000
 _ADDS_UP = frozenset({"add_", "sub_", "__iadd__", "__isub__", "index_add_", "scatter_add_", "logical_or_", "__ior__"})
 _SECOND = re.compile(r"[\w\]]\s*=\s*\w+(\.detach\(\))?\s*(#|$)|=\s*\w+\.\w+_\(|\.(append|appendleft|insert)\(")
 
@@ -130,7 +130,7 @@ class SecondNames(Finder):
             # ``w = self.weight`` names a parameter to update it; only a difference of both shows that a copy was meant.
             found = found if found is not None and found.second.kind == "compared" else None
         else:
-            found = found or self._default(last) or _argument(last) or _returned(last)
+            found = found or self._default(last, entry) or _argument(last) or _returned(last)
             found = found or _collected(raws, sys._getframe(1))
         if found is None:
             return
@@ -149,8 +149,11 @@ class SecondNames(Finder):
         )
         yield Failure(_ROW_OF[found.second.kind], "", "", symbolise(entry.stack), clues, raised=False)
 
-    def _default(self, raw: RawWrite) -> _Found | None:
-        """Return the default value of an argument that each call has added to, and none has filled anew."""
+    def _default(self, raw: RawWrite, entry: RawBackward) -> _Found | None:
+        """Return the default of an argument that each call has added to, none has filled anew, and the loss reads.
+
+        A function may count its calls that way, or keep a history of what it printed.
+        """
         written = symbolise(raw.stack)
         code = next((one for one in raw.stack.codes if is_user_file(one.co_filename)), None)
         own = next((one for one in reversed(written.frames) if one.is_user), None)
@@ -163,9 +166,24 @@ class SecondNames(Finder):
         raws = [one for one in logged_writes(self._core) if one.storage == raw.storage]
         calls = {one.clock for one in backward_calls(self._core) if raws[0].clock < one.clock < raw.clock}
         is_again = bool(calls) or (len(raws) > 1 and not source.is_in_loop(own))
-        if not is_again or any(one.op not in _ADDS_UP for one in raws):
+        if (
+            not is_again
+            or any(one.op not in _ADDS_UP for one in raws)
+            or not self._is_in_loss(entry, written, own, name)
+        ):
             return None
         return _Found(written, name, own, source.SecondName(name, "default", lines[name], own.line, None), own.function)
+
+    def _is_in_loss(self, entry: RawBackward, written: Site, own: Frame, name: str) -> bool:
+        """Whether Nodes of this backward were made where the function, or its caller, computes with ``name``."""
+        lines, is_returned = source.lines_reading(own, name)
+        places = {(own.file, line) for line in lines}
+        at = written.frames.index(own)
+        if is_returned and at:
+            places.add((written.frames[at - 1].file, written.frames[at - 1].line))
+        nodes = walk.engine_order(read_backward(entry).roots)[:_NODES] if places else []
+        sites = (site_that_made(self._core, node, entry.thread) for node in nodes)
+        return any((frame.file, frame.line) in places for site in sites if site is not None for frame in site.frames)
 
 
 class _Found(NamedTuple):

@@ -24,6 +24,36 @@ def computed_defaults(frame: Frame) -> dict[str, int]:
     return {one.arg: value.lineno for one, value in pairs if isinstance(value, ast.Call)}
 
 
+_NUMBERS = frozenset({"item", "tolist", "float", "int", "bool", "len", "str", "print"})
+
+
+def lines_reading(frame: Frame, name: str) -> tuple[frozenset[int], bool]:
+    """The lines of the function at ``frame`` that compute with ``name`` or with what was assigned from it.
+
+    Also whether the function returns such a value. Numbers and texts made of it do not count.
+    """
+    statement = statement_at(frame)
+    if statement is None or statement.function is None or statement.scope is None:
+        return frozenset(), False
+    names, lines, is_returned = {name}, set[int](), False
+    for node in statements_of(statement.scope):
+        is_block = hasattr(node, "body")
+        if node is statement.node or is_block or names.isdisjoint(_names_read(node)):
+            continue
+        lines |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        names |= {*assigned_names(node)}
+        is_returned |= isinstance(node, ast.Return)
+    return frozenset(lines), is_returned
+
+
+def _names_read(node: ast.AST) -> set[str]:
+    if isinstance(node, ast.Call) and leaf_name(node.func) in _NUMBERS:
+        return set()
+    if isinstance(node, ast.Name):
+        return {node.id} if isinstance(node.ctx, ast.Load) else set()
+    return set().union(*map(_names_read, ast.iter_child_nodes(node)))
+
+
 def is_in_loop(frame: Frame) -> bool:
     """Whether one call of the function at ``frame`` may run that statement several times."""
     statement = statement_at(frame)
