@@ -95,12 +95,14 @@ class KeptReferences(Finder):
     def before_round(self, entry: RawBackward, rounds: int) -> None:
         if not entry.accumulates:
             return
-        if rounds <= _ROUNDS_OF_LISTS[-1]:
+        if rounds <= _ROUNDS_OF_LISTS[-1] and not others_run(self._core, entry):
             filled = list(_filled(entry))
             reached = set(map(id, filled))
-            held = [list(_torch.parameters_of(optimizer)) for optimizer, _ in self._making.optimizers()]
+            every = [list(_torch.parameters_of(optimizer)) for optimizer, _ in self._making.optimizers()]
+            # Another thread's backward may be writing the gradients of a model of its own.
+            held = [leaves for leaves in every if not reached.isdisjoint(map(id, leaves))]
             # Without an optimizer, what one backward reaches is updated together.
-            for first, second in itertools.chain.from_iterable(map(_sharing, held or [filled[::-1]])):
+            for first, second in itertools.chain.from_iterable(map(_sharing, held if every else [filled[::-1]])):
                 # Two weights of equal values stay equal with one gradient, the sum: that may be meant.
                 is_tied = first.is_cpu and second.is_cpu and torch.equal(first.detach(), second.detach())
                 if not is_tied and (id(first) in reached or id(second) in reached):
