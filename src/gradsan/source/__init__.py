@@ -76,7 +76,7 @@ _NAMES = {
     "flow.reuse": (
         "SecondName argument_read_later collected_result copy_second_name is_made_in_round read_as_before second_name"
     ),
-    "flow.results": "cached_function computed_defaults earlier_result is_in_loop lines_reading",
+    "flow.results": "cached_function computed_defaults earlier_result is_in_loop is_running_state lines_reading",
     "flow.rounds": (
         "backward_of_sum bound_each_round clears_between detach_after detach_after_round "
         "frames_between in_one_loop in_same_function in_same_loops is_item_of_loop is_target_of_loop "

@@ -152,7 +152,7 @@ class SecondNames(Finder):
     def _default(self, raw: RawWrite, entry: RawBackward) -> _Found | None:
         """Return the default of an argument that each call has added to, none has filled anew, and the loss reads.
 
-        A function may count its calls that way, or keep a history of what it printed.
+        A function may count its calls that way, keep a history of what it printed, or running statistics.
         """
         written = symbolise(raw.stack)
         code = next((one for one in raw.stack.codes if is_user_file(one.co_filename)), None)
@@ -169,6 +169,7 @@ class SecondNames(Finder):
         if (
             not is_again
             or any(one.op not in _ADDS_UP for one in raws)
+            or source.is_running_state(own, name, frozenset(lines))
             or not self._is_in_loss(entry, written, own, name)
         ):
             return None
@@ -196,8 +197,13 @@ class _Found(NamedTuple):
     function: str | None = None
 
 
-_ROW_OF = {"name": NAMED, "compared": NAMED, "result": NAMED, "list": LISTED, "argument": GIVEN, "returned": RETURNED}
-_ROW_OF["default"] = DEFAULT
+_ROW_OF = {
+    **dict.fromkeys(("name", "compared", "result"), NAMED),
+    "list": LISTED,
+    "argument": GIVEN,
+    "returned": RETURNED,
+    "default": DEFAULT,
+}
 
 
 def _defaults_of(code: Any, frame: FrameType | None) -> dict[str, Any]:

@@ -46,6 +46,24 @@ def lines_reading(frame: Frame, name: str) -> tuple[frozenset[int], bool]:
     return frozenset(lines), is_returned
 
 
+def is_running_state(frame: Frame, name: str, defaults: frozenset[str]) -> bool:
+    """Whether the write to ``name`` at ``frame`` looks like that of a counter or of running statistics.
+
+    It adds a number of its own (``calls += 1``) or what is computed from the old value (``mean += (x - mean) / n``), or
+    the function adds to another of the ``defaults``, too (a total and a count).
+    """
+    statement = statement_at(frame)
+    if statement is None or statement.scope is None:
+        return True
+    node = statement.node
+    call = node.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
+    added = [node.value] if isinstance(node, ast.AugAssign) else [] if call is None else call.args
+    read = set().union(*map(_names_read, added))
+    adds = [one for one in statements_of(statement.scope) if isinstance(one, ast.AugAssign)]
+    others = {chain_key(one.target) for one in adds} & (defaults - {name})
+    return name in read or not read or bool(others)
+
+
 def _names_read(node: ast.AST) -> set[str]:
     if isinstance(node, ast.Call) and leaf_name(node.func) in _NUMBERS:
         return set()
