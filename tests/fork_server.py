@@ -29,6 +29,7 @@ import tempfile
 import threading
 import time
 import traceback
+import weakref
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -100,12 +101,21 @@ def import_for(kind: str) -> None:
         return
     for name in (*EVERYWHERE, *(name for word in kind.split() for name in IMPORTS[word])):
         importlib.import_module(name)
-    importlib.import_module("gradsan.record.writers").aten_writers()
+    recorder = importlib.import_module("gradsan.record.recorder").recorder()
+    recorder._plan = importlib.import_module("gradsan.record.writes").plan(recorder.core)
     importlib.import_module("gradsan.text._messages").sentences("en")
     # A fresh process has no compiler whose frames there are; here torch._dynamo is imported already.
     importlib.import_module("gradsan.record.compilers").leave_own_frames()
     gc.collect()
     gc.freeze()
+
+
+def end_without_libraries() -> None:
+    """Do not take torch's operator libraries apart at the end of each child, which takes as long as a small program."""
+    for finalizer in list(weakref.finalize._registry):
+        function = finalizer.peek()[1]
+        if function.__module__ == "torch.library":
+            finalizer.atexit = False
 
 
 def answer_of(connection: socket.socket) -> str:
@@ -213,6 +223,8 @@ def settle(request: dict[str, Any]) -> None:
     # What a fresh interpreter reads from its environment.
     sys.dont_write_bytecode = bool(request["env"].get("PYTHONDONTWRITEBYTECODE"))
     tempfile.tempdir = None
+    if request["env"].get("GRADSAN_NATIVE") == "0" and "gradsan.record.recorder" in sys.modules:
+        sys.modules["gradsan.record.recorder"]._recorder = None
     # A stand-in for the interpreter (warm_client.py), for what the program starts.
     sys.executable = request["env"].get("WARM_PYTHON", sys.executable)
     if request["env"].get("PYTHONUNBUFFERED"):
@@ -286,6 +298,7 @@ if __name__ == "__main__":
         import torch.distributed
         import torch.utils.checkpoint  # noqa: F401
 
+        end_without_libraries()
     gc.collect()
     gc.freeze()
     wanted = (
