@@ -111,7 +111,7 @@ _NAMES = {
     "locate": "Expression Statement expression_at expressions_at is_argument names_in_function statement_at",
     "rewrite.asked": (
         "differentiated floating_from_start gradient_in_shape graph_for_gradient input_itself is_differentiated_later "
-        "keep_graph_from sum_differentiated wanted_where_bound"
+        "keep_graph_from passed_gradient_in_shape sum_differentiated wanted_where_bound"
     ),
     "rewrite.copied": "clone_argument clone_given clone_handed_out clone_source handed_out",
     "rewrite.detached": "detach_own_reads detach_reads is_repeated read_as_data taken_from walked_values",

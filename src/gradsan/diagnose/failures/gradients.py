@@ -233,8 +233,12 @@ def graph_rules(failure: Failure) -> Diagnosis | None:
         **failure.values,
     }
     fixes = rule.fixes
+    is_mismatch = failure.row == "output_not_scalar" and "got" in failure.values
+    if is_mismatch:
+        # What was passed is a weight of each element: ones in its place would lose it.
+        fixes = ((("pass_reshaped" if _fitted(failure) == "view_as" else "pass_other"), "preserved"),)
     outputs = failure.clue("differentiated")
-    if asked is not None and outputs is not None and outputs.values["outputs"] == 1:
+    if asked is not None and not is_mismatch and outputs is not None and outputs.values["outputs"] == 1:
         # The sum over a loss of each example is as many times their mean.
         fixes = fixes[:1] if outputs.values["has_parameters"] else (("sum_differentiated", "preserved"),)
     behind = cuts_before(failure, name) if failure.row == "unused_in_graph" and name is not None else ()
@@ -252,6 +256,7 @@ def graph_rules(failure: Failure) -> Diagnosis | None:
         rule.slug,
         values=values,
         severity=rule.severity,
+        title="title.loss_not_scalar_mismatch" if is_mismatch else None,
         explanation=_explanation(failure, rule, is_before=before is not None),
         labels=(
             *parts.label_of(failure.clue("definition"), "note", "label.backward_defined", values),
@@ -303,6 +308,10 @@ def _lines(failure: Failure, kind: str, name: str | None) -> Lines:
         return source.changed_at(asked, source.sum_differentiated) if is_sum else ()
     if kind == "no_second_derivative":
         return source.changed_at(asked, source.without_once_differentiable)
+    if kind == "pass_reshaped":
+        index, shape = int(str(failure.values["index"])), str(failure.values["shape"])
+        change = partial(source.passed_gradient_in_shape, index=index, is_scalar=shape == "[]")
+        return source.changed_at(asked, change)
     if kind == "fit_gradient":
         how = _fitted(failure)
         return (
@@ -330,7 +339,8 @@ def _itself(failure: Failure, values: Mapping[str, object]) -> tuple[Fix, ...]:
 
 def _fitted(failure: Failure) -> Literal["t", "view_as"] | None:
     """How a gradient gets its tensor's shape: a flat one as a view, a transposed matrix by ``t()``; None if unknown."""
-    found = [re.findall(r"\d+", str(failure.values.get(key))) for key in ("got", "expected")]
+    keys = ("got", "shape" if failure.row == "output_not_scalar" else "expected")
+    found = [re.findall(r"\d+", str(failure.values.get(key))) for key in keys]
     got, expected = ([int(one) for one in sizes if one != "1"] for sizes in found)
     if math.prod(got) != math.prod(expected):
         return None

@@ -1,7 +1,7 @@
 """Calls of ``autograd.grad`` and ``backward``: outputs reduced to one number, a graph kept by the caller's argument.
 
-And gradients that are assigned, in their tensor's shape, a graph kept for a gradient that is differentiated, and leaves
-made of floating-point numbers or where their value is bound.
+And gradients that are assigned or passed, in their tensor's shape, a graph kept for a gradient that is differentiated,
+and leaves made of floating-point numbers or where their value is bound.
 """
 
 from __future__ import annotations
@@ -103,6 +103,69 @@ def gradient_in_shape(frame: Frame, *, is_transposed: bool = False) -> Change | 
         return None
     method = ".t()" if is_transposed else f".view_as({source.text(target.value)})"
     return edited(source, _called(source, node.value, method), "gradient_in_shape")
+
+
+def passed_gradient_in_shape(frame: Frame, index: int, *, is_scalar: bool) -> Change | None:
+    """``loss.backward(one.reshape_as(loss))`` for ``loss.backward(one)``, and alike for ``grad_outputs``.
+
+    A variable that is passed to several calls of the file gets it in all of them, and so does what is computed from it.
+    """
+    calls = [(one.source, call) for one in expressions_at(frame) if (call := _passing(one.node, index)) is not None]
+    if len(calls) != 1:
+        return None
+    source, first = calls[0]
+    output, gradient = first
+    others = [found for one in source.nodes if (found := _passing(one, 0)) is not None and found[1] is not gradient]
+    names = _same_variable(source, gradient)
+    alike = [one for one in others if isinstance(one[1], ast.Name) and one[1].id in names and _is_chain(one[0])]
+    if not _is_chain(output):
+        return edited(source, _called(source, gradient, ".squeeze()"), "passed_in_shape") if is_scalar else None
+    edits = [edit for to, one in (first, *alike) for edit in _called(source, one, f".reshape_as({source.text(to)})")]
+    return edited(source, edits, "passed_in_shape")
+
+
+def _is_chain(value: ast.expr) -> bool:
+    return all(isinstance(one, ast.Name | ast.Attribute | ast.expr_context) for one in ast.walk(value))
+
+
+def _passing(node: ast.AST, index: int) -> tuple[ast.expr, ast.expr] | None:
+    """The output of this index and the gradient passed for it, of a call of ``backward`` or ``grad``."""
+    if not isinstance(node, ast.Call) or leaf_name(node.func) not in ("backward", "grad"):
+        return None
+    given = [*node.args, *[None] * 3]
+    named = {one.arg: one.value for one in node.keywords}
+    if leaf_name(node.func) == "grad":
+        outputs, gradients = given[0] or named.get("outputs"), given[2] or named.get("grad_outputs")
+    elif isinstance(node.func, ast.Attribute) and leaf_name(node.func.value) != "autograd":
+        outputs, gradients = node.func.value, given[0] or named.get("gradient")
+    else:
+        outputs, gradients = given[0] or named.get("tensors"), given[1] or named.get("grad_tensors")
+    output, gradient = (_at(one, index) for one in (outputs, gradients))
+    if output is None or gradient is None or any(isinstance(one, ast.Starred) for one in (output, gradient)):
+        return None
+    return None if isinstance(gradient, ast.Constant) else (output, gradient)
+
+
+def _at(value: ast.expr | None, index: int) -> ast.expr | None:
+    if isinstance(value, ast.List | ast.Tuple):
+        return value.elts[index] if index < len(value.elts) else None
+    return value if index == 0 else None
+
+
+def _same_variable(source: SourceFile, gradient: ast.expr) -> set[str]:
+    """The name of ``gradient``, and those that the file computes from it alone or it from them: ``mone = one * -1``."""
+    names = {gradient.id} if isinstance(gradient, ast.Name) else set[str]()
+    assigned = [
+        {node.targets[0].id, *(one.id for one in ast.walk(node.value) if isinstance(one, ast.Name))}
+        for node in source.nodes
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and isinstance(node.value, ast.BinOp | ast.UnaryOp)
+    ]
+    for both in assigned:
+        if len(both) == 2 and both & names:
+            names |= both
+    return names
 
 
 _MAKING = frozenset({"arange", "full", "randint", "tensor"})
