@@ -73,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
     report, said = suppressions.applied(_report(results, args, language))
     for sentence in said:
         complain(sentence, language)
-    text = _rendered(report, args.form, len(files), fixed, language)
+    read = sum(one.problem is None for one in results.values())
+    text = _rendered(report, args.form, read, fixed, language)
     problem = None
     if target is None:
         write_to_stdout(text)

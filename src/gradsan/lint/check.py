@@ -125,7 +125,7 @@ def check(data: bytes, file: str, *, maybe: bool = False) -> Checked:
             known = read(ast.parse(text), lines, None if maybe else proofs(text))
             hits = [replace(hit, is_sure=False) if hit.code in _UNPROVEN else hit for hit in known]
     except (SyntaxError, ValueError, RecursionError) as problem:
-        return Checked(lines=count, problem=str(problem))
+        return Checked(lines=count, problem=str(problem).replace("(<unknown>, line", "(line"))
     rows = text.split("\n") if hits else []
     found = [_finding(hit, rows, file) for hit in _one_a_place(hits) if hit.is_sure or maybe]
     return Checked(tuple(sorted(found, key=lambda one: (one.at.line, one.at.column, one.code))), count)
