@@ -205,23 +205,29 @@ def _with_kept_gradients(
     ``swapped``: those of the later backward stand again after it, for an optimizer that shares parameters.
     Where that backward is under an ``if``, the step follows it there, and an added ``else`` steps without it.
     """
-    source, call = place.source, blocks.method_call(steps[0], "step")
+    source, steps = place.source, sorted(steps, key=lambda node: node.lineno)
+    calls = [blocks.method_call(step, "step") for step in steps]
     branch = place.statement if isinstance(place.statement, ast.If) else None
     inner = (
         place if branch is None else next((one for one in blocks.placements(used) if one.block is branch.body), None)
     )
-    if len(steps) != 1 or call is None or call.args or call.keywords or inner is None:
+    if any(call is None or call.args or call.keywords for call in calls) or inner is None:
         return []
     if not is_whole_lines(source, inner.statement) or (branch is not None and branch.orelse):
         return []
-    assert isinstance(call.func, ast.Attribute)
-    optimizer, step, unit = source.text(call.func.value), source.text(steps[0]), indentation_of(source)
+    first = place.block.index(steps[0])
+    if place.block[first : first + len(steps)] != steps:
+        # What stands between two steps may change the gradients of the second.
+        return []
+    unit, stepping = indentation_of(source), [source.text(one) for one in steps]
     names = ("params", "kept", "p", "grad", "later")
     params, kept, p, grad, later = (blocks.fresh_name(source, name) for name in names)
     outer, within = source.indent(steps[0]), source.indent(inner.statement)
     last, end = source.span(inner.statement).end_line, source.span(place.statement).end_line
 
-    given = parameters_of(source, optimizer, steps[0], p)
+    each = [parameters_of(source, optimizer, steps[0], p) for optimizer in _owners(source, steps)]
+    together = ", ".join(f"*{one[5:-1] if one.startswith('list(') else one}" for one in each)
+    given = each[0] if len(each) == 1 else f"[{together}]"
 
     def put(grads: str) -> list[str]:
         return [f"{within}for {p}, {grad} in zip({params}, {grads}):", f"{within}{unit}{p}.grad = {grad}"]
@@ -229,16 +235,19 @@ def _with_kept_gradients(
     before = [f"{within}{later} = [{p}.grad for {p} in {params}]"] if swapped else []
     behind = [blocks.text_of(source, one) for one in followers]
     behind += put(later) if swapped else []
+    stepped = [f"{within}{one}" for one in stepping]
     away = {line: text for one in followers for line, text in blocks.removed(source, one).items()}
     changes = {
         **away,
-        **blocks.removed(source, steps[0]),
+        **{line: text for one in steps for line, text in blocks.removed(source, one).items()},
         source.span(steps[0]).line: f"{outer}{params} = {given}\n"
         f"{outer}{kept} = [None if {p}.grad is None else {p}.grad.clone() for {p} in {params}]",
-        last: "\n".join([source.lines[last - 1], *before, *put(kept), f"{within}{step}", *behind]),
+        last: "\n".join([source.lines[last - 1], *before, *put(kept), *stepped, *behind]),
     }
     if branch is not None:
-        changes[end] = f"{changes.get(end, source.lines[end - 1])}\n{outer}else:\n{outer}{unit}{step}"
+        changes[end] = f"{changes.get(end, source.lines[end - 1])}\n{outer}else:" + "".join(
+            f"\n{outer}{unit}{one}" for one in stepping
+        )
     return [
         blocks.fix(
             "reorder_step",
