@@ -67,7 +67,9 @@ def run_again(
     savers = {part for one in roots for part in ast.walk(one)}
     if roots:
         # What else was computed by the updated networks on the way to the loss.
-        networks = set().union(*(networks_of(source, one) for one in _stepping(block[last])))
+        steps = [node for stack in written for _, other, node in blocks_around(stack) if other is block]
+        owners = {owner for node in steps for owner in _stepping(node)}
+        networks = set[str]().union(*(networks_of(source, one) for one in owners))
         roots += [node for node in block[:last] if _runs_one_of(source, node, networks)]
     found: list[Lines] = []
     for first, only_from in ((min(map(block.index, roots), default=last), set(roots)), (0, None)):
