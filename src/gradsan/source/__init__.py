@@ -62,7 +62,7 @@ _NAMES = {
         "alias_of called_as_hook called_expression callers_expression dies_with_call "
         "first_argument index_expressions made_by_call reads_again returned_by_hook returns_to_several"
     ),
-    "flow.collected": "detach_collected one_many_times",
+    "flow.collected": "detach_collected",
     "flow.contexts": "enter_each_round enter_once_more",
     "flow.helpers": "set_by_call",
     "flow.cuts": "Cut find_cuts grad_left_off grad_switched_off takes_cut",
@@ -73,10 +73,11 @@ _NAMES = {
     ),
     "flow.modules": "DETACHED Shape inplace_layer_false state_given",
     "flow.reaching": "is_of_copy runs_more_often",
-    "flow.reuse": (
-        "SecondName argument_read_later collected_result copy_second_name is_made_in_round read_as_before second_name"
+    "flow.reuse": ("SecondName argument_read_later copy_second_name is_made_in_round read_as_before second_name"),
+    "flow.results": (
+        "cached_function collected_result computed_defaults earlier_result is_in_loop is_running_state lines_reading "
+        "one_many_times read_behind"
     ),
-    "flow.results": "cached_function computed_defaults earlier_result is_in_loop is_running_state lines_reading",
     "flow.rounds": (
         "backward_of_sum bound_each_round clears_between detach_after detach_after_round "
         "frames_between in_one_loop in_same_function in_same_loops is_item_of_loop is_target_of_loop "
@@ -94,7 +95,8 @@ _NAMES = {
     "identifiers": "assigned_names consumed_names dropped_update",
     "intent.attributes": "uses_in",
     "intent.conditions": (
-        "clears_its_condition compared_scores context_around is_called_with_graph is_checked is_conditional"
+        "clears_its_condition compared_scores context_around is_called_with_graph is_checked is_conditional "
+        "kept_as_best"
     ),
     "intent.contents": (
         "adds_noise detached_for_copy elements_updated_by is_computed_by_program is_state_of_loader "

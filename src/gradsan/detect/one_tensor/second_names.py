@@ -41,7 +41,7 @@ from gradsan.graph.live import value_of
 from gradsan.heuristics import is_named_in_place
 from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Finder, Run
-from gradsan.record.ledger import QUIET_KINDS, site_that_made
+from gradsan.record.ledger import QUIET_KINDS, as_write, site_that_made
 from gradsan.record.log import RawStack, RawWrite, backward_calls, logged_writes
 from gradsan.record.stacks import is_of_program, is_user_file, symbolise
 from gradsan.record.steps import RawBackward, read_backward
@@ -51,7 +51,9 @@ RETURNED, PARAMETERS, DEFAULT = "results_are_one", "parameters_are_one", "defaul
 _ROUNDS = (1, 2, 4, 8, 16, 32)
 _STACKS, _LINES, _NODES = 256, 2_000, 2_000
 _ADDS_UP = frozenset({"add_", "sub_", "__iadd__", "__isub__", "index_add_", "scatter_add_", "logical_or_", "__ior__"})
-_SECOND = re.compile(r"[\w\]]\s*=\s*\w+(\.detach\(\))?\s*(#|$)|=\s*\w+\.\w+_\(|\.(append|appendleft|insert)\(")
+_SECOND = re.compile(
+    r"[\w\]]\s*=\s*\w+(\.detach\(\))?\s*(,|#|$)|=\s*\w+\.\w+_\(|\+=\s*\[|\.(append|appendleft|insert)\("
+)
 
 
 class SecondNames(Finder):
@@ -125,7 +127,7 @@ class SecondNames(Finder):
         last, stack = raws[-1], raws[0].stack
         if not is_of_program(stack):
             return
-        found = _second_name(raws) if _may_have_second_name(stack) else None
+        found = self._second_name(raws, entry) if _may_have_second_name(stack) else None
         if last.is_parameter:
             # ``w = self.weight`` names a parameter to update it; only a difference of both shows that a copy was meant.
             found = found if found is not None and found.second.kind == "compared" else None
@@ -148,6 +150,24 @@ class SecondNames(Finder):
             Clue("read", at_line(found.written, found.frame, found.second.read), name=found.second.name),
         )
         yield Failure(_ROW_OF[found.second.kind], "", "", symbolise(entry.stack), clues, raised=False)
+
+    def _second_name(self, raws: list[RawWrite], entry: RawBackward) -> _Found | None:
+        written = symbolise(raws[0].stack)
+        frame = written.user_frame
+        name = None if frame is None else source.written_expression(frame, raws[0].op, ())
+        second = None if frame is None or name is None else source.second_name(frame, name)
+        if frame is not None and name is not None and second is None and _is_written_again(raws):
+            second = source.kept_as_best(frame, name)
+        if frame is None or name is None or second is None or (second.kind == "list" and not _is_written_again(raws)):
+            return None
+        if second.kind == "part":
+            begun = max((one.clock for one in backward_calls(self._core) if one.clock < entry.clock), default=0)
+            if not _starts_again([raw for raw in raws if raw.clock > begun]):
+                return None
+        # A number in a list, as a loss, is there to be shown.
+        if second.name.endswith("]") and not raws[0].shape:
+            return None
+        return _Found(written, name, frame, second)
 
     def _default(self, raw: RawWrite, entry: RawBackward) -> _Found | None:
         """Return the default of an argument that each call has added to, none has filled anew, and the loss reads.
@@ -199,7 +219,7 @@ class _Found(NamedTuple):
 
 _ROW_OF = {
     **dict.fromkeys(("name", "compared", "result"), NAMED),
-    "list": LISTED,
+    **dict.fromkeys(("list", "part"), LISTED),
     "argument": GIVEN,
     "returned": RETURNED,
     "default": DEFAULT,
@@ -220,19 +240,6 @@ def _defaults_of(code: Any, frame: FrameType | None) -> dict[str, Any]:
                 return {**dict(given), **(called.__kwdefaults__ or {})}
         frame = frame.f_back
     return {}
-
-
-def _second_name(raws: list[RawWrite]) -> _Found | None:
-    written = symbolise(raws[0].stack)
-    frame = written.user_frame
-    name = None if frame is None else source.written_expression(frame, raws[0].op, ())
-    second = None if frame is None or name is None else source.second_name(frame, name)
-    if frame is None or name is None or second is None or (second.kind == "list" and not _is_written_again(raws)):
-        return None
-    # A number in a list, as a loss, is there to be shown.
-    if second.name.endswith("]") and not raws[0].shape:
-        return None
-    return _Found(written, name, frame, second)
 
 
 def _argument(raw: RawWrite) -> _Found | None:
@@ -270,13 +277,14 @@ def _collected(raws: list[RawWrite], frame: FrameType | None) -> _Found | None:
     written = symbolise(last.stack)
     *callers, own = [one for one in written.frames if one.is_user]
     name = source.written_expression(own, last.op, ())
-    for caller in reversed(callers):
+    for caller in (own, *reversed(callers)):
         second = source.collected_result(caller, keeper)
         if second is not None and name is not None:
             return _Found(written, name, caller, second)
     place = None if name is None else _repeated(written, own, name)
     if name is None or place is None:
         return None
+    name = name if "[" in name else source.walked_over(own, name)[0]
     return _Found(written, name, place, source.SecondName(keeper, "list", place.line, own.line, None))
 
 
@@ -320,6 +328,17 @@ def _may_have_second_name(stack: RawStack) -> bool:
 
 def _is_written_again(raws: list[RawWrite]) -> bool:
     return len({raw.storage for raw in raws}) < len(raws)
+
+
+def _starts_again(raws: list[RawWrite]) -> bool:
+    """Whether these fill the same parts of one memory in turn, again and again, and do not stop after the last part.
+
+    Each of several loops may fill all parts once.
+    """
+    parts = [(raw.storage, as_write(raw).region) for raw in raws]
+    count = len(set(parts))
+    is_cycle = all(one == before for one, before in zip(parts[count:], parts, strict=False))
+    return len(parts) > count and is_cycle and (count == 1 or len(parts) % count > 0)
 
 
 def at_line(site: Site, frame: Frame, line: int) -> Site:

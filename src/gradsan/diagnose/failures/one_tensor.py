@@ -65,7 +65,9 @@ def second_name(failure: Failure) -> Diagnosis | None:
         frames = () if keeper is None or written.site is None else written.site.frames
         caller = next((one for one in frames if keeper and source.in_same_function(one, keeper)), frame)
         is_own = caller == frame
-        second = source.second_name(frame, written.name) if is_own else source.collected_result(caller, read.name)
+        second = source.second_name(frame, written.name) if is_own else None
+        second = second or (source.kept_as_best(frame, written.name) if is_own else None)
+        second = second or source.collected_result(caller, read.name)
     lines = source.changed_lines(caller.file, source.copy_second_name(caller, second))
     help_key = {KEPT_GRADIENT: "help.gradient_copied", RETURNED: "help.result_copied"}.get(
         failure.row, "help.second_name_copied"

@@ -9,8 +9,7 @@ from typing import TypeGuard
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
-from gradsan.source.flow.kept import assignments
-from gradsan.source.flow.rounds import deque_made, walked_over
+from gradsan.source.flow.rounds import deque_made
 from gradsan.source.identifiers import (
     assigned_names,
     bindings_of,
@@ -220,8 +219,7 @@ def keepers(
     """A loop's statements, the one that keeps the written tensor in every round, its container, and the kept value."""
     for loop in reversed(statement.loops):
         inside = [node for node in statements if node is loop or is_inside(node, loop)]
-        bound = [one for node in inside if not isinstance(node, ast.AugAssign) for one in bindings_of(node)]
-        anew = {one.name for one in bound if one.replaces}
+        anew = bound_anew(inside)
         if written in anew:
             return
         for node in inside:
@@ -246,6 +244,66 @@ def result_keepers(
             kept = _list_that_keeps(node, name)
             if kept is not None and kept[0] == keeper:
                 yield inside, kept[1]
+
+
+def part_keepers(
+    statement: Statement, statements: list[ast.stmt]
+) -> Iterator[tuple[list[ast.stmt], ast.stmt, str, ast.expr]]:
+    """As ``keepers``, of a list that gets the part which the statement fills: ``seen.append(ring[t % 4])``.
+
+    Or a name that the loop binds to that part. Its index is the same in all rounds, or starts again after some.
+    """
+    targets = statement.node.targets if isinstance(statement.node, ast.Assign) else []
+    filled = targets[0] if len(targets) == 1 and isinstance(targets[0], ast.Subscript) else None
+    if filled is None or not _comes_again(filled.slice):
+        return
+    part = ast.unparse(filled)
+    for loop in reversed(statement.loops):
+        inside = [node for node in statements if node is loop or is_inside(node, loop)]
+        if chain_key(filled.value) in bound_anew(inside):
+            return
+        named = {
+            name
+            for node in inside
+            if isinstance(node, ast.Assign) and ast.unparse(viewed(node.value)) == part
+            for name in assigned_names(node)
+        }
+        for node in inside:
+            added = _added(node)
+            if added is None or added[0] in bound_anew(inside) or is_emptied(inside, added[0]):
+                continue
+            if not is_bounded(statement.source, added[0]):
+                kept = [one for one in added[1] if ast.unparse(viewed(one)) == part or chain_key(viewed(one)) in named]
+                yield from ((inside, node, added[0], one) for one in kept)
+
+
+def _comes_again(index: ast.expr) -> bool:
+    """``-1`` and ``t % 4``; not ``t``."""
+    names = [one for one in ast.walk(index) if isinstance(one, ast.Name | ast.Attribute | ast.Call)]
+    return not names or any(isinstance(one, ast.Mod) for one in ast.walk(index))
+
+
+def any_keepers(
+    statement: Statement, keeper: str, statements: list[ast.stmt]
+) -> Iterator[tuple[list[ast.stmt], ast.expr]]:
+    """A loop's statements, and what they add to the list or dict ``keeper``, which they never bind anew."""
+    for loop in reversed(statement.loops):
+        inside = [node for node in statements if node is loop or is_inside(node, loop)]
+        if keeper in bound_anew(inside):
+            return
+        for node in inside:
+            target = node.targets[0] if isinstance(node, ast.Assign) else None
+            added = _added(node)
+            if isinstance(node, ast.Assign) and isinstance(target, ast.Subscript) and chain_key(target.value) == keeper:
+                yield inside, node.value
+            elif added is not None and added[0] == keeper and added[1]:
+                yield inside, added[1][0]
+
+
+def bound_anew(inside: list[ast.stmt]) -> set[str]:
+    """The names that some of these statements bind to other values."""
+    bound = [one for node in inside if not isinstance(node, ast.AugAssign) for one in bindings_of(node)]
+    return {one.name for one in bound if one.replaces}
 
 
 def kept_before(statement: Statement, written: str) -> tuple[ast.stmt, str, ast.expr] | None:
@@ -286,6 +344,13 @@ def is_inside(node: ast.stmt, loop: ast.stmt) -> bool:
 
 def _list_that_keeps(node: ast.stmt, written: str) -> tuple[str, ast.expr] | None:
     """``traj`` and ``pos`` of ``traj.append(pos)`` and ``traj += [pos]``, or of a tuple or dict with ``pos``."""
+    added = _added(node)
+    part = None if added is None else _written_part(added[1], written)
+    return None if added is None or part is None else (added[0], part)
+
+
+def _added(node: ast.stmt) -> tuple[str, list[ast.expr]] | None:
+    """``traj`` of ``traj.append(pos)`` and ``traj += [pos]``, and what is added to it."""
     call = node.value if isinstance(node, ast.Expr) else None
     keeper: ast.expr
     if isinstance(node, ast.AugAssign) and isinstance(node.value, ast.List):
@@ -294,8 +359,8 @@ def _list_that_keeps(node: ast.stmt, written: str) -> tuple[str, ast.expr] | Non
         keeper, given = call.func.value, call.args[-1:]
     else:
         return None
-    name, part = chain_key(keeper), _written_part(given, written)
-    return None if name is None or part is None else (name, part)
+    name = chain_key(keeper)
+    return None if name is None else (name, given)
 
 
 def _dict_that_keeps(
@@ -330,13 +395,13 @@ def _written_part(given: Sequence[ast.expr | None], written: str) -> ast.expr | 
         elif isinstance(one, ast.Dict):
             found = _written_part(one.values, written)
         else:
-            found = one if one is not None and chain_key(_viewed(one)) == written else None
+            found = one if one is not None and chain_key(viewed(one)) == written else None
         if found is not None:
             return found
     return None
 
 
-def _viewed(value: ast.expr) -> ast.expr:
+def viewed(value: ast.expr) -> ast.expr:
     """``pos`` of ``pos.view(1, -1)``, ``pos.detach()`` and ``pos[None]``, which are the same memory."""
     while True:
         called = value.func if isinstance(value, ast.Call) else None
@@ -346,21 +411,3 @@ def _viewed(value: ast.expr) -> ast.expr:
             value = value.value
         else:
             return value.value if isinstance(value, ast.Attribute) and value.attr == "data" else value
-
-
-def one_many_times(frame: Frame, written: str) -> Frame | None:
-    """The statement that has made the list of the written element by ``[tensor] * n``, or by a function that does."""
-    key, bracket, _ = written.partition("[")
-    key = key if bracket else walked_over(frame, written)[0]
-    for part, place in assignments(frame, key) if key != written else ():
-        found = statement_at(place)
-        value = None if found is None or part != key else getattr(found.node, "value", None)
-        if found is not None and isinstance(value, ast.Call):
-            functions = [one for one in found.source.nodes if isinstance(one, ast.FunctionDef)]
-            called = [one for one in functions if one.name == leaf_name(value.func)]
-            nodes = local_nodes(called[0]) if len(called) == 1 else []
-            results = [one.value for one in nodes if isinstance(one, ast.Return)]
-            value = results[0] if len(results) == 1 else None
-        if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult):
-            return place if any(isinstance(one, ast.List) for one in (value.left, value.right)) else None
-    return None

@@ -5,8 +5,18 @@ from __future__ import annotations
 import ast
 
 from gradsan.model import Frame
-from gradsan.source.flow.reuse import SecondName, definitions_at, read_after, reads_value, statements_of
-from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, leaf_name
+from gradsan.source.flow.collected import any_keepers, result_keepers
+from gradsan.source.flow.kept import assignments
+from gradsan.source.flow.reuse import (
+    SecondName,
+    definitions_at,
+    list_read_after,
+    read_after,
+    reads_value,
+    statements_of,
+)
+from gradsan.source.flow.rounds import walked_over
+from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, leaf_name, local_nodes
 from gradsan.source.locate import Expression, Statement, expression_at, statement_at
 from gradsan.source.tree import ScopeNode
 
@@ -76,6 +86,36 @@ def is_in_loop(frame: Frame) -> bool:
     """Whether one call of the function at ``frame`` may run that statement several times."""
     statement = statement_at(frame)
     return statement is None or bool(statement.loops)
+
+
+def read_behind(frame: Frame, name: str) -> int | None:
+    """The line behind the statement at ``frame`` that reads ``name``, neither bound nor written since; or None."""
+    statement = statement_at(frame)
+    if statement is None or statement.scope is None:
+        return None
+    scope, statements = statement.scope, statements_of(statement.scope)
+    bound = definitions_at(scope, statement.node).get(name, frozenset())
+    line = read_after(statement, name, frozenset(one.statement for one in bound), scope, statements)
+    later = (definitions_at(scope, one).get(name, frozenset()) for one in statements if one.lineno == line)
+    return line if bound and next(later, None) == bound else None
+
+
+def collected_result(frame: Frame, keeper: str) -> SecondName | None:
+    """The list ``keeper``, read later, to which a loop around ``frame`` adds in each iteration.
+
+    What is added is the result of the call at ``frame``, or anything else if the list is read as a whole: use it where
+    the elements are known to be one.
+    """
+    statement = statement_at(frame)
+    if statement is None or statement.scope is None:
+        return None
+    source, statements = statement.source, statements_of(statement.scope)
+    for keepers, is_whole in ((result_keepers, False), (any_keepers, True)):
+        for inside, part in keepers(statement, keeper, statements):
+            read = list_read_after(inside, keeper, source, statements, is_whole=is_whole)
+            if read is not None:
+                return SecondName(keeper, "list", part.lineno, read.lineno, source.span(part))
+    return None
 
 
 def earlier_result(call: Frame) -> SecondName | None:
@@ -163,3 +203,21 @@ def cached_function(frame: Frame) -> str | None:
         return None
     names = {leaf_name(one.func if isinstance(one, ast.Call) else one) for one in function.decorator_list}
     return function.name if names & {"cache", "lru_cache", "cached_property"} else None
+
+
+def one_many_times(frame: Frame, written: str) -> Frame | None:
+    """The statement that has made the list of the written element by ``[tensor] * n``, or by a function that does."""
+    key, bracket, _ = written.partition("[")
+    key = key if bracket else walked_over(frame, written)[0]
+    for part, place in assignments(frame, key) if key != written else ():
+        found = statement_at(place)
+        value = None if found is None or part != key else getattr(found.node, "value", None)
+        if found is not None and isinstance(value, ast.Call):
+            functions = [one for one in found.source.nodes if isinstance(one, ast.FunctionDef)]
+            called = [one for one in functions if one.name == leaf_name(value.func)]
+            nodes = local_nodes(called[0]) if len(called) == 1 else []
+            results = [one.value for one in nodes if isinstance(one, ast.Return)]
+            value = results[0] if len(results) == 1 else None
+        if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult):
+            return place if any(isinstance(one, ast.List) for one in (value.left, value.right)) else None
+    return None

@@ -10,7 +10,7 @@ from typing import Literal
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
-from gradsan.source.flow.collected import is_emptied, is_inside, keepers, kept_before, result_keepers
+from gradsan.source.flow.collected import is_emptied, is_inside, keepers, kept_before, part_keepers
 from gradsan.source.flow.reaching import Definition, State, are_compared, reaching
 from gradsan.source.flow.targets import operand_expressions
 from gradsan.source.identifiers import (
@@ -101,14 +101,14 @@ class SecondName:
     ``kind`` is ``name`` where both names are read after the write, as if they were two values, ``compared`` where one
     is subtracted from the other or compared with it, ``result`` where the
     second is the result of an in-place method (``noisy = clean.add_(noise)``), ``list`` where each iteration of a loop
-    adds the value to the list ``name``, ``returned`` where one function has returned it twice, and ``argument`` where
-    the line ``bound`` passes it to a function that writes into it. ``gradient`` is a gradient that a later backward
-    adds to (``gradients.py``). ``value`` is the expression that the line ``bound`` binds or passes, None where it does
-    not show it.
+    adds the value to the list ``name``, ``part`` where it adds a part that the statement fills, ``returned`` where one
+    function has returned it twice, and ``argument`` where the line ``bound`` passes it to a function that writes into
+    it. ``gradient`` is a gradient that a later backward adds to (``gradients.py``). ``value`` is the expression that
+    the line ``bound`` binds or passes, None where it does not show it.
     """
 
     name: str
-    kind: Literal["name", "compared", "result", "list", "argument", "returned", "gradient", "default"]
+    kind: Literal["name", "compared", "result", "list", "part", "argument", "returned", "gradient", "default"]
     bound: int
     read: int
     value: Span | None
@@ -330,10 +330,13 @@ def _may_follow(source: SourceFile, first: ast.stmt, later: ast.stmt) -> bool:
 
 
 def _by_list(statement: Statement, written: str, statements: list[ast.stmt]) -> SecondName | None:
-    for inside, node, name, part in keepers(statement, written, statements):
-        read = _read_after(inside, name, statement.source, statements)
-        if read is not None:
-            return SecondName(name, "list", node.lineno, read.lineno, statement.source.span(part))
+    parts: Literal["list", "part"] = "list"
+    for found in (keepers(statement, written, statements), part_keepers(statement, statements)):
+        for inside, node, name, part in found:
+            read = list_read_after(inside, name, statement.source, statements, is_whole=parts == "part")
+            if read is not None:
+                return SecondName(name, parts, node.lineno, read.lineno, statement.source.span(part))
+        parts = "part"
     kept = kept_before(statement, written)
     later = [one for one in statements if kept is not None and one.lineno > statement.node.lineno]
     reads = (one.lineno for one in later if kept is not None and reads_value(statement.source, one, kept[1]))
@@ -343,24 +346,20 @@ def _by_list(statement: Statement, written: str, statements: list[ast.stmt]) -> 
     return SecondName(f"{kept[1]}[-1]", "name", kept[0].lineno, read_at, source.span(kept[2]))
 
 
-def _read_after(inside: list[ast.stmt], name: str, source: SourceFile, statements: list[ast.stmt]) -> ast.stmt | None:
-    """The first statement behind a loop, or in a loop that takes nothing out of the list ``name``, that reads it."""
+def list_read_after(
+    inside: list[ast.stmt], name: str, source: SourceFile, statements: list[ast.stmt], *, is_whole: bool = False
+) -> ast.stmt | None:
+    """The first statement behind a loop, or in a loop that takes nothing out of the list ``name``, that reads it.
+
+    If ``is_whole``, not by some of its elements: ``seen[-4:]`` may be those that are still as they were.
+    """
     later = [one for one in statements if one not in inside and one.lineno > inside[0].lineno]
-    return next(
-        (one for one in (*later, *(() if is_emptied(inside, name) else inside)) if reads_value(source, one, name)), None
-    )
-
-
-def collected_result(frame: Frame, keeper: str) -> SecondName | None:
-    """The list ``keeper``, read later, to which a loop appends the result of the call at ``frame`` each iteration."""
-    statement = statement_at(frame)
-    if statement is None or statement.scope is None:
-        return None
-    source, statements = statement.source, statements_of(statement.scope)
-    for inside, part in result_keepers(statement, keeper, statements):
-        read = _read_after(inside, keeper, source, statements)
-        if read is not None:
-            return SecondName(keeper, "list", part.lineno, read.lineno, source.span(part))
+    rest: list[ast.stmt] = [] if is_emptied(inside, name) else inside
+    for one in (*later, *rest):
+        parts = {id(node.value) for node in ast.walk(one) if is_whole and isinstance(node, ast.Subscript)}
+        names = (node for node in ast.walk(one) if _is_name(node, name))
+        if reads_value(source, one, name) and any(id(node) not in parts for node in names):
+            return one
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from gradsan.model import Frame, Lines
 from gradsan.source.change import Change, Edit, add_keyword, checked, edited, insert_after, insert_before
@@ -273,19 +273,23 @@ def walked_over(frame: Frame, name: str) -> tuple[str, bool]:
     inner = [] if statement is None else [one for one in ast.walk(statement.node) if isinstance(one, ast.comprehension)]
     outer = () if statement is None else (one for one in statement.loops if not isinstance(one, ast.While))
     for loop in (*inner, *reversed(tuple(outer))):
-        pairs = [(loop.target, loop.iter)]
-        if (
-            isinstance(loop.iter, ast.Call)
-            and leaf_name(loop.iter.func) == "zip"
-            and isinstance(loop.target, ast.Tuple)
-        ):
-            pairs = list(zip(loop.target.elts, loop.iter.args, strict=False))
-        for one, given in pairs:
+        for one, given in _walks(loop.target, loop.iter):
             if any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(one)):
                 asked = given.func if isinstance(given, ast.Call) else None
                 owner = asked.value if isinstance(asked, ast.Attribute) else None
                 return chain_key(owner or given) or name, owner is not None
     return name, False
+
+
+def _walks(target: ast.expr, walked: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Each target of a loop with what gives its values, inside ``zip`` and ``enumerate``."""
+    called = leaf_name(walked.func) if isinstance(walked, ast.Call) else None
+    if isinstance(walked, ast.Call) and isinstance(target, ast.Tuple) and called in ("zip", "enumerate"):
+        targets = target.elts if called == "zip" else target.elts[1:]
+        for one, given in zip(targets, walked.args, strict=False):
+            yield from _walks(one, given)
+    else:
+        yield target, walked
 
 
 def _common_block(source: SourceFile, nodes: Sequence[ast.stmt]) -> list[ast.stmt]:

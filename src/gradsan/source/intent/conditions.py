@@ -11,6 +11,8 @@ from dataclasses import replace
 
 from gradsan.heuristics import compares_values
 from gradsan.model import Frame
+from gradsan.source.flow.collected import bound_anew, is_inside, viewed
+from gradsan.source.flow.reuse import SecondName, reads_value, statements_of
 from gradsan.source.identifiers import assigned_names, chain_key, leaf_name
 from gradsan.source.locate import statement_at
 from gradsan.source.methods import CUTTING
@@ -96,6 +98,48 @@ def compared_scores(frame: Frame) -> frozenset[str]:
         if not names.isdisjoint(bound):
             return names
     return frozenset()
+
+
+def kept_as_best(frame: Frame, written: str) -> SecondName | None:
+    """``best`` of ``if score > top: top, best = score, x`` in a loop around ``frame``, which writes ``x`` in place.
+
+    It is read behind the loop, which never binds ``x`` anew.
+    """
+    statement = statement_at(frame)
+    if statement is None or statement.scope is None:
+        return None
+    source, statements = statement.source, statements_of(statement.scope)
+    for loop in reversed(statement.loops):
+        inside = [node for node in statements if node is loop or is_inside(node, loop)]
+        if written in bound_anew(inside):
+            return None
+        later = [one for one in statements if one.lineno > (loop.end_lineno or loop.lineno)]
+        pairs = [(node, *pair) for node in inside if isinstance(node, ast.Assign) for pair in _pairs(node)]
+        for node, target, value in pairs:
+            name = chain_key(target)
+            read = next((one for one in later if name is not None and reads_value(source, one, name)), None)
+            is_kept = name != written and chain_key(viewed(value)) == written
+            at = replace(frame, line=node.lineno, column=None, end_line=None, end_column=None)
+            if name is None or read is None or not is_kept or _leaves_loop(source, node):
+                continue
+            if compared_scores(at):
+                return SecondName(name, "name", node.lineno, read.lineno, source.span(value))
+    return None
+
+
+def _pairs(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """The targets of an assignment with their values: two of ``top, best = score, x``."""
+    for target in node.targets:
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            yield from zip(target.elts, node.value.elts, strict=False)
+        else:
+            yield target, node.value
+
+
+def _leaves_loop(source: SourceFile, node: ast.stmt) -> bool:
+    """Whether the block of a statement ends with ``break`` or ``return``: nothing is written after it."""
+    parent, name = source.parents[node]
+    return isinstance(getattr(parent, name)[-1], ast.Break | ast.Return | ast.Raise)
 
 
 def _counts(source: SourceFile, compared: ast.Compare) -> bool:
