@@ -7,9 +7,14 @@ Another branch still needs it if the tensor has more references than without one
 measured once (:func:`counts`), as it differs between kinds of hooks. Where torch does not give the
 count, or only other tensors on the same memory could hold it, this stays undecided.
 
+What backward was given as the gradient of an output is a tensor of the program's, which is passed on without a copy.
+It is needed again if the function that called backward reads it later, or if a later backward is given it and nothing
+has written it since.
+
 Row: ``gradient_overwritten``. Roles: ``gradient`` (its name in the hook; ``op`` is the operation, ``site`` where;
 ``values``: ``shape``, ``dtype``, ``device``, ``shared``), ``branching`` (the operation that passes it to several;
-``op`` is its Node), ``sibling`` (a live variable of the other branch).
+``op`` is its Node), ``sibling`` (a live variable of the other branch), ``again`` (where the program's tensor is read
+again; ``name``).
 
 Each kind of hook is called by other code of torch's, which holds the gradient meanwhile, and differently so in each
 version.
@@ -30,17 +35,20 @@ import torch
 from torch import nn
 from torch.autograd.graph import Node
 
-from gradsan import _torch
+from gradsan import _torch, source
 from gradsan.graph import naming, walk
-from gradsan.model import Clue, Failure
+from gradsan.model import Clue, Failure, Site
 from gradsan.record.detector import Detector, Run
 from gradsan.record.ledger import site_that_made
-from gradsan.record.log import RawStack
+from gradsan.record.log import RawStack, logged_writes
 from gradsan.record.recorder import FINDINGS_KEPT
 from gradsan.record.stacks import is_own_file, is_user_file, symbolise
-from gradsan.record.steps import as_backward, read_backward, running_here
+from gradsan.record.steps import RawBackward, as_backward, read_backward, running_here
 
 ROW = "gradient_overwritten"
+_ROOTS = 16
+_BOUNDS = frozenset({"clamp_", "clamp_min_", "clamp_max_", "clip_", "nan_to_num_", "masked_fill_", "__setitem__"})
+"""Operations that leave what is within their bounds as it was."""
 
 
 class Given(NamedTuple):
@@ -52,15 +60,28 @@ class Given(NamedTuple):
     times: int
 
 
+class _Root(NamedTuple):
+    """A tensor of the program's that a backward was given, ``name``, and that the line at ``stack`` wrote last."""
+
+    tensor: _torch.weak_tensor
+    name: str
+    clock: int
+    stack: RawStack
+
+
 class GradientWrites(Detector):
     """Checks writes while a backward runs; findings go to ``found`` until it holds ``most``."""
 
     def __init__(self, run: Run) -> None:
         self._core, self._found, self._most = run.core, run.failures, FINDINGS_KEPT
+        self._listeners = run.listeners
         self._known: dict[Any, int] = {}
+        self._roots: dict[int, _Root] = {}
 
     def forget(self) -> None:
         self._known.clear()
+        self._roots.clear()
+        self._listeners.call_before_backward(self.before_backward, False)
 
     def on_write(self, tensor: torch.Tensor, op: str, stack: RawStack) -> None:
         """Check one write; as ``on_write`` of the core."""
@@ -78,6 +99,41 @@ class GradientWrites(Detector):
             return  # rebound: the engine does not hold this one
         is_shared = held is not None and alone is not None and held > alone + is_root
         self._keep(given, op, stack, is_shared or given.times > 1)
+        if is_root and not is_shared and op not in _BOUNDS:
+            self._note_root(given.tensor, engine, stack)
+
+    def _note_root(self, tensor: torch.Tensor, engine: FrameType, stack: RawStack) -> None:
+        """Report the write if the program reads the tensor again, by the name that it has where backward was called."""
+        name, entry = naming.name_of(tensor, engine), running_here(self._core)
+        if name is None or entry is None:
+            return
+        place = (site := symbolise(entry.stack)).user_frame
+        line = None if place is None else source.read_behind(place, name)
+        if place is not None and line is not None:
+            at = Site((*site.frames[: site.frames.index(place)], replace(place, line=line, column=None)))
+            self._tell_read(stack, Clue("again", at, name=name))
+        elif len(self._roots) < _ROOTS:
+            self._roots[id(tensor)] = _Root(_torch.weak_tensor(tensor), name, self._core.clock, stack)
+            self._listeners.call_before_backward(self.before_backward)
+
+    def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Report what is given to this backward as an earlier one has left it; as ``listeners.BeforeBackward``."""
+        self._roots = {key: one for key, one in self._roots.items() if one.tensor() is not None}
+        for tensor in _torch.tensors_in((args, kwargs)):
+            root = self._roots.pop(id(tensor), None)
+            if root is None or root.tensor() is not tensor:
+                continue
+            storage = _torch.storage_or_none(tensor)
+            if not any(raw.storage == storage for raw in logged_writes(self._core, root.clock)):
+                self._tell_read(root.stack, Clue("again", symbolise(entry.stack), name=root.name))
+        self._listeners.call_before_backward(self.before_backward, bool(self._roots))
+
+    def _tell_read(self, stack: RawStack, again: Clue) -> None:
+        """Have the finding of a write say where its tensor is read again."""
+        at = self._known.get(stack)
+        known = self._found[at] if at is not None and at < len(self._found) else None
+        if at is not None and known is not None and known.row == ROW and not known.values["shared"]:
+            self._found[at] = replace(known, clues=(*known.clues, again), values={"shared": "yes"})
 
     def _held_alone(self, kind: str) -> int | None:
         core = self._core

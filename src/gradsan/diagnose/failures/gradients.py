@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -29,7 +29,8 @@ from gradsan.model import Clue, Diagnosis, Failure, Fix, Lines, Message, NamedTe
 
 def gradient_overwritten(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure: a warning where another branch still needs the gradient, else a note."""
-    gradient, branching, sibling = (failure.clue(role) for role in ("gradient", "branching", "sibling"))
+    roles = ("gradient", "branching", "sibling", "again")
+    gradient, branching, sibling, again = (failure.clue(role) for role in roles)
     if gradient is None:
         return None
     values = {
@@ -37,9 +38,10 @@ def gradient_overwritten(failure: Failure) -> Diagnosis | None:
         "writer": label_texts.as_written(gradient.op),
         "op": parts.op_of(branching),
         "sibling": None if sibling is None else sibling.name,
+        "given": None if again is None else again.name,
     }
     is_shared = bool(failure.values.get("shared"))
-    variant = "" if is_shared else "_alone"
+    variant = "_given" if again is not None else "" if is_shared else "_alone"
     is_named = is_shared and branching is not None and bool(values["sibling"])
     return parts.diagnosis(
         failure,
@@ -53,8 +55,9 @@ def gradient_overwritten(failure: Failure) -> Diagnosis | None:
             *parts.label_of(branching, "note", "label.gradient_branches", values),
             *parts.used(failure, "label.hands_gradients", values),
             *parts.label_of(gradient, "written", f"label.gradient_written{'_by' if is_named else variant}", values),
+            *parts.label_of(again, "note", "label.gradient_read_again", values),
         ),
-        tensor=parts.tensor_of(gradient),
+        tensor=parts.tensor_of(gradient if again is None else replace(gradient, name=again.name)),
         fixes=(parts.fix("return_new_gradient", "changed" if is_shared else "preserved", values),),
     )
 
