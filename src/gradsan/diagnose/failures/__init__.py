@@ -89,6 +89,7 @@ _CAUSES: Mapping[str, Callable[[Failure], Diagnosis | None]] = {
         (one_tensor.changed_default, ("default_changed",)),
         (one_tensor.shared_gradient, ("gradient_of_two",)),
         (one_tensor.arrays, ("arrays_are_one",)),
+        (one_tensor.memory_of_array, ("memory_of_array",)),
         (one_tensor.own_operand, ("own_operand", "own_difference")),
         (one_tensor.own_state, ("own_state",)),
         (one_tensor.parameters, ("parameters_are_one",)),

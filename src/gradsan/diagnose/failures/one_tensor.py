@@ -106,6 +106,26 @@ def arrays(failure: Failure) -> Diagnosis | None:
     )
 
 
+def memory_of_array(failure: Failure) -> Diagnosis | None:
+    """GS216, a warning, for a tensor that changes with an array over its memory and is read beside it."""
+    bound, again, read = (failure.clue(role) for role in ("bound", "again", "read"))
+    if bound is None or again is None or read is None or not bound.name:
+        return None
+    values = {"name": bound.name, "op": bound.op}
+    return _warning(
+        failure,
+        values,
+        labels=(
+            *parts.label_of(bound, "note", "label.memory_of_array_bound", values),
+            *parts.label_of(again, "note", "label.memory_of_array_again", values),
+            *parts.label_of(read, "saved", "label.memory_of_array_read", values),
+            *parts.used(failure, "label.new_value_used", values),
+        ),
+        tensor=parts.tensor_of(bound),
+        help_key="help.memory_of_array",
+    )
+
+
 def gradients(failure: Failure) -> Diagnosis | None:
     """GS216, a warning, for a list that holds one gradient in place of those of several rounds."""
     bound = failure.clue("bound")
