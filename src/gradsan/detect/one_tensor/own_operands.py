@@ -105,10 +105,10 @@ class OwnOperands(RoundDetector):
         super().before_round(entry, rounds)
 
     def goes_on(self, entry: RawBackward) -> bool:
-        """Whether a line is still awaited."""
-        self._awaited = (self._awaited or set()) - self._own.keys() - self._other
-        self._lent &= self._awaited
-        self._followed += 1
+        """Whether a line is still awaited; the first rounds await none."""
+        self._awaited = self._awaited and self._awaited - self._own.keys() - self._other
+        self._lent &= self._awaited or set()
+        self._followed += bool(self._awaited)
         return bool(self._awaited) and self._followed <= _FOLLOWED
 
     def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
