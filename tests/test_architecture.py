@@ -63,6 +63,9 @@ EXCEPTIONS = {
     ("detect.meaning.lost_hooks", "source"),
     # Whether anything reads the only number that an optimizer has.
     ("detect.gradients.missing_gradients", "source"),
+    # Whether what a hook, or NumPy, has changed is read again by another name.
+    ("detect.gradients.gradient_writes", "source"),
+    ("detect.one_tensor.arrays_in_lists", "source"),
     ("detect.one_tensor.kept_references", "source"),
     ("detect.gradients.kept_gradients", "source"),
     # Failures keep what the source of a frame says: the variable of an index, the operand of a statement.
