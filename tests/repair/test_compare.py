@@ -143,14 +143,16 @@ def test_leftovers_are_not_named_for_runs_that_differ_anyway():
     assert (found.left_differs, found.is_equal) == (False, False)
 
 
-def test_runs_that_the_limit_ended_after_different_steps_are_not_compared_at_their_ends():
-    def ended(steps):
+def test_runs_that_the_limit_ended_after_different_steps_or_backwards_are_not_compared_at_their_ends():
+    def ended(steps, begun=4):
         weight = Value((1,), "float32", steps, array("d", [float(steps), float(steps)]).tobytes())
         moments = (Moment((), 0, {"f: net.weight": replace(weight, checksum=0)}), Moment((("step 2", 1),), 0, {}))
-        end = Moment((("step 2", steps),), 1, {"f: net.weight": weight}, is_end=True)
+        # With more backwards before its end, a run has made the steps of the other: one was moved behind a backward.
+        end = Moment((("step 2", steps if begun == 4 else 3),), 1, {"f: net.weight": weight}, is_end=True, begun=begun)
         return Recording(finished=True, was_ended=True, moments=(*moments, end))
 
     assert compare_trainings(ended(3), ended(4)).differs_in == ()
+    assert compare_trainings(ended(3), ended(4, begun=5)).differs_in == ()
     different = replace(ended(4), was_ended=False), replace(ended(3), was_ended=False)
     assert compare_trainings(*different).differs_in == ("net.weight",)
 

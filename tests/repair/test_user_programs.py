@@ -74,6 +74,7 @@ ALWAYS = {
     "nodes_damped_in_turn",
     "optimizers_stepped_for_each_loss",
     "out_workspace",
+    "outputs_joined_by_wrapper",
     "parametrize_cached",
     "path_of_one_tensor",
     "penalty_mixes_batch",

@@ -145,8 +145,9 @@ def _together(reference: Recording, candidate: Recording) -> Iterator[tuple[Mome
     ends = [next((one for one in run.moments if one.is_end), None) for run in (reference, candidate)]
     if ends[0] is None or ends[1] is None:
         return
-    # Where the limit has ended a run, its end is an arbitrary position.
-    if not (reference.was_ended or candidate.was_ended) or ends[0].steps == ends[1].steps:
+    # Where the limit has ended a run, its end is an arbitrary position: a moved step is reached after more backwards.
+    is_as_far = (ends[0].steps, ends[0].begun) == (ends[1].steps, ends[1].begun)
+    if is_as_far or not (reference.was_ended or candidate.was_ended):
         yield ends[0], ends[1]
 
 

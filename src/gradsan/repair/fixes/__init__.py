@@ -64,6 +64,7 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     graphs.recompute_forward,
     kept_values.recompute_from_kept,
     chains.backward_for_own,
+    chains.steps_behind_kept_graph,
     graphs.rebuild_in_loop,
     graphs.cut_once,
     loops.step_after_loop,

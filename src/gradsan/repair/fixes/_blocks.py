@@ -18,7 +18,8 @@ from gradsan.source.tree import SourceFile, Span, read_source
 
 _SWITCHING_OFF = frozenset({"no_grad", "inference_mode"})
 
-STEPPED = frozenset({"step_between_forward_and_backward", "fused_optimizer", "gathered_anew"})
+STEP_BETWEEN = "step_between_forward_and_backward"
+STEPPED = frozenset({STEP_BETWEEN, "fused_optimizer", "gathered_anew"})
 """Causes by which an update of parameters came between a forward and its backward."""
 
 

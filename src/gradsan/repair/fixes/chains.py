@@ -8,11 +8,13 @@ computed again, and no gradient reaches the parameters of another optimizer.
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
-from gradsan.model import Diagnosis, Fix
+from gradsan.model import Diagnosis, Fix, Label, Message, Site
 from gradsan.repair.fixes import _blocks as blocks
+from gradsan.repair.fixes.steps import reorder_step
+from gradsan.source.rewrite.asked import keep_graph_from
 from gradsan.source.rewrite.given import networks_of
 from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.tree import SourceFile
@@ -98,6 +100,59 @@ def backward_for_own(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         return ()
     lines = blocks.lines_changed(source, {source.span(place.statement).line: text})
     return (blocks.fix("backward_for_own", lines, optimizer=optimizer),)
+
+
+def steps_behind_kept_graph(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """Keep the graph in the earlier backward, and move the steps between both backwards behind the later one.
+
+    Kept alone, the graph would lead to the values that those steps overwrite.
+    """
+    freed, used = blocks.first(diagnosis, "freed"), blocks.first(diagnosis, "used")
+    updated = [one for one in blocks.labels(diagnosis, "note") if one.message.key == "label.updated_between"]
+    if diagnosis.cause != blocks.SHARED or freed is None or used is None or not updated:
+        return ()
+    kept = keep_graph_from(blocks.user_frames(freed))
+    taken = {(file, line) for file, line, _ in kept}
+    stepped = replace(diagnosis, cause=blocks.STEP_BETWEEN, labels=(*_steps_until(updated[0], used), used), fixes=())
+    return tuple(
+        replace(fix, summary=Message("fix.and_keep_graph", {"fix": fix.summary}), lines=(*kept, *fix.lines))
+        for fix in (reorder_step(stepped) if kept else ())
+        if not taken & {(file, line) for file, line, _ in fix.lines}
+    )
+
+
+def _steps_until(first: Label, used: Label) -> list[Label]:
+    """Labels of the ``first`` step as written, and of every later one in its block before the statement of ``used``."""
+    written = replace(first, role="written")
+    pair = blocks.in_one_block(first, used)
+    if pair is None:
+        return [written]
+    place, source, frames = pair[0], pair[0].source, blocks.user_frames(first)
+    span = source.span(place.statement)
+    depth = [
+        number
+        for number, one in enumerate(frames)
+        if one.file == source.file and span.line <= one.line <= span.end_line
+    ]
+    found = [written]
+    for node in place.block[place.index + 1 : pair[1].index] if depth else ():
+        call = blocks.method_call(node, "step")
+        if (
+            call is None
+            or not isinstance(call.func, ast.Attribute)
+            or not is_cleared(source, source.text(call.func.value))
+        ):
+            continue
+        at = source.span(node)
+        frame = replace(
+            frames[depth[-1]],
+            line=at.line,
+            column=at.column,
+            end_line=at.end_line,
+            end_column=at.end_column,
+        )
+        found.append(replace(written, frame=frame, site=Site((*frames[: depth[-1]], frame))))
+    return found
 
 
 def _turns(source: SourceFile, block: list[ast.stmt]) -> list[_Turn]:

@@ -63,6 +63,7 @@ def recompute_forward(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 _REBUILT_CAUSES = blocks.STEPPED | {"graph_built_once", "same_loss_twice", "input_not_in_graph", blocks.SHARED}
 
 
+_SEVERAL = 2
 UPDATED, CUT_ONCE = "label.updated_between", "help.build_without_graph"
 
 
@@ -88,7 +89,8 @@ def rebuild_in_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         for fix in (
             *_moved(made, used, begun, updated),
             _into_function(made, used),
-            _as_property(made),
+            # Where several networks have stepped, other values of the same forward are as old.
+            _as_property(made) if len(updated) < _SEVERAL else None,
             _without_cache(made),
         ):
             if fix is not None and fix not in found:
