@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import gradsan
 from gradsan.text import say
@@ -237,6 +238,22 @@ def test_a_write_to_memory_that_was_given_back_is_not_the_writer() -> None:
         assert diagnosis.labels[0].role == "saved"
         used_again += address in earlier
     assert used_again
+
+
+def test_every_optimizer_that_wrote_is_named_whatever_the_depth_of_the_first_network() -> None:
+    deep = nn.Sequential(*(layer for _ in range(12) for layer in (nn.Linear(4, 4), nn.Tanh())))
+    wide = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    first, second = (torch.optim.SGD(net.parameters(), lr=0.1) for net in (deep, wide))
+    with gradsan.watch() as watched:
+        out = deep(wide(torch.ones(5, 4)))
+        out.sum().backward(retain_graph=True)
+        first.step()
+        second.step()
+        with pytest.raises(RuntimeError, match=VERSION_ERROR):
+            out.square().sum().backward()
+    (found,) = watched.diagnoses
+    lines = [linecache.getline(one.frame.file, one.frame.line).strip() for one in found.labels if one.role == "written"]
+    assert lines == ["first.step()", "second.step()"]
 
 
 def test_threads() -> None:

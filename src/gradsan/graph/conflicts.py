@@ -20,9 +20,11 @@ from gradsan.record import ledger
 from gradsan.record.backwards import BackwardLog
 from gradsan.record.log import Log, Stack, backward_calls, calls_near
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import BackwardRecord, StepLog
+from gradsan.record.steps import BackwardRecord, StepLog, optimizers_of
 
 _MOST_LOOKED_AT, _MOST_OTHERS = 64, 8
+_MOST_READ = 1_000
+"""Stale saved tensors that are read to find every optimizer whose step wrote: a network alone may have hundreds."""
 
 
 def of_failure(
@@ -50,12 +52,16 @@ def of_failure(
     # PyTorch stops at the first value whose counter moved. Where this one is unchanged, another may not be.
     others: dict[tuple[int | None, int, bool, str], stale_slots.Stale] = {}
     further = stale_slots.further_stale(backward.roots, inputs, accumulates)
-    for one in itertools.islice(further, _MOST_LOOKED_AT):
-        storage = 0 if one.tensor is None else _torch.storage_or_none(one.tensor)
-        if storage == found.save.tensor.storage and _is_beside(found):
+    optimizers = optimizers_of(steps, found.save.clock)
+    seen = {optimizers.get(found.save.tensor.storage)}
+    for number, one in enumerate(itertools.islice(further, _MOST_READ)):
+        storage = None if one.tensor is None else _torch.storage_or_none(one.tensor)
+        if number < _MOST_LOOKED_AT and storage == found.save.tensor.storage and _is_beside(found):
             same = _of_stale(core, steps, backward, one, frame)
             found = found if same is None or _is_beside(same) else same
-        if len(others) < _MOST_OTHERS:
+        optimizer = None if storage is None else optimizers.get(storage)
+        if len(others) < _MOST_OTHERS or (optimizer not in seen and len(seen) <= _MOST_OTHERS):
+            seen.add(optimizer)
             others.setdefault(
                 (storage, one.saved_version, one.is_output, "" if one.node is None else one.node.name()), one
             )

@@ -165,6 +165,13 @@ def moved_storages(log: StepLog, since: int) -> set[int]:
     return {storage for one in moves for storage, before, after in one if before != after}
 
 
+def optimizers_of(log: StepLog, since: int) -> dict[int, int]:
+    """Return the ``id`` of the optimizer that changed each storage of parameters last after the clock ``since``."""
+    later = (one for one in log.steps if one.clock > since)
+    moves = ((one.identity, zip(one.storages, one.before, one.after, strict=False)) for one in later)
+    return {storage: identity for identity, each in moves for storage, before, after in each if before != after}
+
+
 def running_here(core: Log) -> RawBackward | None:
     """The entry of the innermost backward that this thread works for; None where none runs, or it is not known.
 
