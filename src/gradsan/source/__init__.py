@@ -12,6 +12,7 @@ from gradsan._lazy import names_on_demand
 
 if TYPE_CHECKING:
     from gradsan.source.change import *
+    from gradsan.source.flow.aliases import *
     from gradsan.source.flow.bindings import *
     from gradsan.source.flow.calls import *
     from gradsan.source.flow.collected import *
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "change": "Change add_keyword apply_change changed_at changed_lines",
+    "flow.aliases": "read_as_before",
     "flow.bindings": (
         "Carried binding_of binds_result bound_name carried_names method_receiver passed_for_own "
         "returns_argument taken_for_own takes_result"
@@ -73,10 +75,10 @@ _NAMES = {
     ),
     "flow.modules": "DETACHED Shape inplace_layer_false state_given",
     "flow.reaching": "is_of_copy runs_more_often",
-    "flow.reuse": ("SecondName argument_read_later copy_second_name is_made_in_round read_as_before second_name"),
+    "flow.reuse": "SecondName argument_read_later copy_second_name is_made_in_round second_name",
     "flow.results": (
         "cached_function collected_result computed_defaults earlier_result is_in_loop is_running_state lines_reading "
-        "one_many_times read_behind"
+        "one_many_times parameter_names read_behind"
     ),
     "flow.rounds": (
         "backward_of_sum bound_each_round clears_between detach_after detach_after_round "

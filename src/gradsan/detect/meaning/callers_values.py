@@ -13,6 +13,7 @@ from gradsan.record.log import RawStack, RawWrite
 from gradsan.record.stacks import symbolise
 
 PAIRS_KEPT = 1024
+_NAME = re.compile(r"[A-Za-z_][\w.]*")
 
 
 class Given(NamedTuple):
@@ -75,6 +76,29 @@ def given_to(raw: RawWrite, written: Site) -> Iterator[Given]:
             yield Given(position, outer, named, here, given, is_forward)
         named = given
         position = outer
+
+
+def given_twice(raw: RawWrite, written: Site) -> tuple[int, int, str, source.SecondName] | None:
+    """The function that wrote into an argument, and reads another one for which its caller gave the same tensor.
+
+    The positions of both in the stack of the write, the name of the written argument, and the second name.
+    """
+    frames = written.frames
+    users = [at for at, frame in enumerate(frames) if frame.is_user]
+    if len(users) < 2 or is_named_in_place(frames[users[-1]].function):
+        return None
+    outer, position = users[-2:]
+    own, between = frames[position], frames[outer + 1 : position]
+    named = source.written_expression(own, raw.op, frames[position + 1 :])
+    given = None if named is None else source.callers_expression(named, own, frames[outer], between)
+    if named is None or given is None or not _NAME.fullmatch(given):
+        return None
+    for other in source.parameter_names(own):
+        if other != named and source.callers_expression(other, own, frames[outer], between) == given:
+            read = source.read_behind(own, other)
+            if read is not None:
+                return position, outer, named, source.SecondName(other, "twice", frames[outer].line, read, None)
+    return None
 
 
 class WritesToCallers:

@@ -274,3 +274,10 @@ def _held(frame: FrameType, gradients: dict[int, Any]) -> Iterator[tuple[str, An
             if storage in gradients:
                 yield name, gradients[storage]
                 break
+
+
+def reads_at(known: Failure, frame: Frame) -> bool:
+    """Whether a failure reports a gradient kept by reference that is read at the line of ``frame``."""
+    sites = [one.site for one in known.clues if one.role == "read" and one.site is not None]
+    places = [one.user_frame for one in sites if known.row == "kept_gradient_changed"]
+    return any(one is not None and (one.file, one.line) == (frame.file, frame.line) for one in places)

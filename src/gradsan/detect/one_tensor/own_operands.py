@@ -28,7 +28,8 @@ from gradsan import _torch, source
 from gradsan.detect.meaning.made import Making
 from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.detect.memory import Uncounted
-from gradsan.detect.one_tensor.second_names import Arrays, DetachedLeaves, reads_at
+from gradsan.detect.one_tensor.kept_references import reads_at
+from gradsan.detect.one_tensor.second_names import Arrays, DetachedLeaves
 from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Run
 from gradsan.record.log import RawStack, RawWrite, logged_writes
@@ -69,10 +70,9 @@ class OwnOperands(RoundDetector):
         self._given = self._notes(dict[int, int]())
         self._shared = self._notes(_torch.WeakTensors())
         self._data_read = self._notes(dict[int, tuple[_torch.weak_tensor, int]]())
-        self._states = 0
         self._awaited: set[Any] | None = None
         self._lent = set[Any]()
-        self._since = self._followed = 0
+        self._states = self._since = self._followed = 0
 
     def forget(self) -> None:
         super().forget()

@@ -5,17 +5,19 @@ all are often taken for copies. Checked at the 1st, 2nd … 32nd backward of a l
 writes since the round before, whose source binds another name to the written tensor and then reads both
 (``loss(net(noisy), clean)``), adds it to a list in each round of a loop that never rebinds it
 (``traj.append(pos); pos += step``), writes an element of ``[tensor] * n``, or has it as an argument that is returned,
-or was passed to a ``forward``, and that the caller reads after the call; or fills memory of its own and returns it,
+or was passed to a ``forward``, and that the caller reads after the call, or as two arguments, the other of which the
+function reads; or fills memory of its own and returns it,
 again and again, while the caller keeps an earlier result by another name; or adds to the tensor that is a default
 value of its function, call after call. Two parameters of one optimizer over one
 memory, each with a gradient of its own, are checked at its first step.
 
 Row ``parameters_are_one``: roles ``parameter`` (``name``; ``values``: ``shape``, ``dtype``, ``device``, ``others``, the
 number of further pairs, ``is_linear``, whether two updates are that of the summed gradient) and ``second`` (``name``).
-Rows: ``second_name_changed``, ``list_of_one``, ``argument_changed``, ``results_are_one``, ``default_changed``. Roles:
-``bound`` (where the second name was bound, the list got it, or the function was called or defined; ``name`` of the
-function), ``written`` (the write; ``name``; ``op``; ``values``: ``shape``, ``dtype``, ``device``, ``is_result``,
-whether the second name refers to the result of an in-place method), ``read`` (``name``).
+Rows: ``second_name_changed``, ``slices_overlap``, ``list_of_one``, ``argument_changed``, ``arguments_are_one``,
+``results_are_one``, ``default_changed``. Roles: ``bound`` (where the second name was bound, the list got it, or the
+function was called or defined; ``name`` of the function), ``written`` (the write; ``name``; ``op``; ``values``:
+``shape``, ``dtype``, ``device``, ``is_result``, whether the second name refers to the result of an in-place method),
+``read`` (``name``).
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from gradsan import _torch, source
 from gradsan.detect.changed_values import ChangedValues
 from gradsan.detect.exports import Exports
 from gradsan.detect.gradients.kept_gradients import COMPREHENSIONS
-from gradsan.detect.meaning.callers_values import given_to
+from gradsan.detect.meaning.callers_values import given_to, given_twice
 from gradsan.graph import naming, walk
 from gradsan.graph.live import value_of
 from gradsan.heuristics import is_named_in_place
@@ -48,11 +50,12 @@ from gradsan.record.steps import RawBackward, read_backward
 
 NAMED, LISTED, GIVEN = "second_name_changed", "list_of_one", "argument_changed"
 RETURNED, PARAMETERS, DEFAULT = "results_are_one", "parameters_are_one", "default_changed"
+TWICE = "arguments_are_one"
 _ROUNDS = (1, 2, 4, 8, 16, 32)
 _STACKS, _LINES, _NODES = 256, 2_000, 2_000
 _ADDS_UP = frozenset({"add_", "sub_", "__iadd__", "__isub__", "index_add_", "scatter_add_", "logical_or_", "__ior__"})
 _SECOND = re.compile(
-    r"[\w\]]\s*=\s*\w+(\.detach\(\))?\s*(,|#|$)|=\s*\w+\.\w+_\(|\+=\s*\[|\.(append|appendleft|insert)\("
+    r"[\w\]]\s*=\s*\w+(\[[^]]*\])?(\.\w+\([^()]*\))?\s*(,|#|$)|=\s*\w+\.\w+_\(|\+=\s*\[|\.(append|appendleft|insert)\("
 )
 
 
@@ -132,7 +135,7 @@ class SecondNames(Finder):
             # ``w = self.weight`` names a parameter to update it; only a difference of both shows that a copy was meant.
             found = found if found is not None and found.second.kind == "compared" else None
         else:
-            found = found or self._default(last, entry) or _argument(last) or _returned(last)
+            found = found or self._default(last, entry) or _argument(last) or _twice(last) or _returned(last)
             found = found or _collected(raws, sys._getframe(1))
         if found is None:
             return
@@ -145,7 +148,7 @@ class SecondNames(Finder):
         facts = {"shape": last.shape, "dtype": "?", "device": "?"} if held is None else _torch.facts_of(held)
         values = {**facts, "is_result": found.second.kind == "result"}
         clues = (
-            Clue("bound", at_line(found.written, found.frame, found.second.bound), name=found.function),
+            Clue("bound", found.call or at_line(found.written, found.frame, found.second.bound), name=found.function),
             Clue("written", found.written, name=found.name, op=last.op, values=values),
             Clue("read", at_line(found.written, found.frame, found.second.read), name=found.second.name),
         )
@@ -215,12 +218,15 @@ class _Found(NamedTuple):
     frame: Frame
     second: source.SecondName
     function: str | None = None
+    call: Site | None = None
 
 
 _ROW_OF = {
     **dict.fromkeys(("name", "compared", "result"), NAMED),
     **dict.fromkeys(("list", "part"), LISTED),
+    "slice": "slices_overlap",
     "argument": GIVEN,
+    "twice": TWICE,
     "returned": RETURNED,
     "default": DEFAULT,
 }
@@ -254,6 +260,17 @@ def _argument(raw: RawWrite) -> _Found | None:
         if second is not None:
             return _Found(written, one.own, caller, second, own.function)
     return None
+
+
+def _twice(raw: RawWrite) -> _Found | None:
+    """Return a tensor that is two arguments of the function that writes it."""
+    written = symbolise(raw.stack)
+    found = given_twice(raw, written)
+    if found is None:
+        return None
+    position, outer, name, second = found
+    own = written.frames[position]
+    return _Found(written, name, own, second, own.function, Site(written.frames[: outer + 1]))
 
 
 def _returned(raw: RawWrite) -> _Found | None:
@@ -397,10 +414,3 @@ class Arrays:
             if any(storage in record.storages for record in taken):
                 return True
         return False
-
-
-def reads_at(known: Failure, frame: Frame) -> bool:
-    """Whether a failure reports a gradient kept by reference that is read at the line of ``frame``."""
-    sites = [one.site for one in known.clues if one.role == "read" and one.site is not None]
-    places = [one.user_frame for one in sites if known.row == "kept_gradient_changed"]
-    return any(one is not None and (one.file, one.line) == (frame.file, frame.line) for one in places)

@@ -81,6 +81,8 @@ _CAUSES: Mapping[str, Callable[[Failure], Diagnosis | None]] = {
                 "second_name_changed",
                 "list_of_one",
                 "argument_changed",
+                "arguments_are_one",
+                "slices_overlap",
                 one_tensor.RETURNED,
                 one_tensor.KEPT_GRADIENT,
             ),

@@ -4,17 +4,89 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from gradsan.model import Frame
 from gradsan.source.flow.reaching import Definition, reaching
 from gradsan.source.flow.scopes import arguments_of
-from gradsan.source.flow.targets import aliased_expression
-from gradsan.source.identifiers import bindings_of, chain_key, dotted_path, leaf_name, local_nodes, parameters
-from gradsan.source.methods import FUNCTIONS_MAKING_NEW, MAKING_NEW, PIECES
+from gradsan.source.flow.targets import aliased_expression, operand_expressions
+from gradsan.source.identifiers import (
+    assigned_names,
+    bindings_of,
+    chain_key,
+    consumed_names,
+    dotted_path,
+    leaf_name,
+    local_nodes,
+    parameters,
+)
+from gradsan.source.locate import Statement, expression_at, statement_at
+from gradsan.source.methods import FUNCTIONS_MAKING_NEW, LIST_ADDS, MAKING_NEW, PIECES
 from gradsan.source.tree import FunctionNode, SourceFile, read_source
 
 _DEPTH = 3
+
+
+def read_as_before(name: str, call: Frame, read: Frame) -> str | None:
+    """The name by which ``read`` reads the value that the call at ``call`` received as ``name`` and has changed.
+
+    That is ``name``, or a name bound to it before (``identity = x``). None where the two are not in one function, for a
+    call whose result is dropped (it is made for its write), and for a name that is rebound in between.
+    """
+    here, there = statement_at(call), statement_at(read)
+    if here is None or there is None or here.function is not there.function or isinstance(here.node, ast.Expr):
+        return None
+    if here.function is None or isinstance(here.function, ast.Lambda):
+        return None
+    names = {name, *_bound_to(name, here)}
+    if here.node is there.node:
+        return _read_beside(names, call, read)
+    if not here.node.lineno < there.node.lineno:
+        return None
+    names -= set(assigned_names(here))
+    read_here = [name for one in consumed_names(there) for name in (one, one.partition("[")[0])]
+    if isinstance(there.node, ast.AugAssign):
+        read_here.append(chain_key(there.node.target) or "")
+    last = here.node.end_lineno or here.node.lineno
+    anew = {
+        bound
+        for node in local_nodes(here.function)
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.For) and last < node.lineno < there.node.lineno
+        for bound in assigned_names(node)
+    }
+    return next((one for one in read_here if one in names - anew), None)
+
+
+def _read_beside(names: set[str], call: Frame, read: Frame) -> str | None:
+    """The one of ``names`` that the later operation at ``read`` takes beside the call: ``x`` of ``x + fc(act(x))``."""
+    inner, outer = expression_at(call), expression_at(read)
+    if inner is None or outer is None or any(node is outer.node for node in ast.walk(inner.node)):
+        return None
+    return next((one for one in operand_expressions(read) if one in names), None)
+
+
+def _bound_to(name: str, before: Statement) -> set[str]:
+    """The names bound to just ``name`` before a statement, or lists that contain it, while neither is rebound."""
+    found: set[str] = set()
+    assert before.function is not None
+    bindings = [
+        node for node in local_nodes(before.function) if isinstance(node, ast.Assign | ast.AugAssign | ast.Expr)
+    ]
+    for node in sorted(bindings, key=lambda one: one.lineno):
+        if node.lineno >= before.node.lineno:
+            break
+        call = node.value if isinstance(node, ast.Expr) else None
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in LIST_ADDS:
+            found |= {chain_key(call.func.value) or ""} if any(chain_key(one) == name for one in call.args) else set()
+        bound = set(assigned_names(node))
+        if name in bound:
+            found.clear()
+        found -= bound
+        if isinstance(node, ast.Assign) and chain_key(node.value) == name:
+            found |= bound
+    return found
 
 
 def shared_names(source: SourceFile, value: ast.expr, depth: int = _DEPTH) -> frozenset[str]:
@@ -202,3 +274,26 @@ def is_just_made(source: SourceFile, node: ast.expr) -> bool:
     # ``self.norm(x)`` is a module's or a method of the user's own.
     is_method = isinstance(node.func, ast.Attribute) and leaf_name(node.func.value) != "self"
     return is_method and leaf_name(node.func) in MAKING_NEW
+
+
+def bound_parts(node: ast.Assign) -> Iterator[tuple[ast.Name, ast.Subscript]]:
+    """Names with the elements of something else that an assignment binds them to."""
+    for target in node.targets:
+        pairs = [(target, node.value)]
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            pairs = list(zip(target.elts, node.value.elts, strict=False))
+        for one, value in pairs:
+            if isinstance(one, ast.Name) and isinstance(value, ast.Subscript):
+                yield one, value
+
+
+def overlap(one: ast.Subscript, other: ast.Subscript) -> bool:
+    """``seq[:, :-1]`` and ``seq[:, 1:]``: one leaves out some of the first elements, the other some of the last."""
+    if chain_key(one.value) is None or chain_key(one.value) != chain_key(other.value):
+        return False
+    indices = [one.slice.elts if isinstance(one.slice, ast.Tuple) else [one.slice] for one in (one, other)]
+    pairs = [pair for pair in zip(*indices, strict=False) if ast.unparse(pair[0]) != ast.unparse(pair[1])]
+    if len(indices[0]) != len(indices[1]) or len(pairs) != 1:
+        return False
+    ends = [ast.unparse(part) for part in pairs[0]]
+    return any(re.fullmatch(r":-\d+", a) and re.fullmatch(r"\d+:", b) for a, b in (ends, ends[::-1]))

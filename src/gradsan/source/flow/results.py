@@ -16,7 +16,7 @@ from gradsan.source.flow.reuse import (
     statements_of,
 )
 from gradsan.source.flow.rounds import walked_over
-from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, leaf_name, local_nodes
+from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, leaf_name, local_nodes, parameters
 from gradsan.source.locate import Expression, Statement, expression_at, statement_at
 from gradsan.source.tree import ScopeNode
 
@@ -86,6 +86,12 @@ def is_in_loop(frame: Frame) -> bool:
     """Whether one call of the function at ``frame`` may run that statement several times."""
     statement = statement_at(frame)
     return statement is None or bool(statement.loops)
+
+
+def parameter_names(frame: Frame) -> list[str]:
+    """The names of the parameters of the function at ``frame``, in their order."""
+    statement = statement_at(frame)
+    return [] if statement is None or statement.function is None else parameters(statement.function)
 
 
 def read_behind(frame: Frame, name: str) -> int | None:

@@ -10,14 +10,13 @@ from typing import Literal
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
-from gradsan.source.flow.collected import is_emptied, is_inside, keepers, kept_before, part_keepers
+from gradsan.source.flow.aliases import bound_parts, overlap
+from gradsan.source.flow.collected import is_emptied, is_inside, keepers, kept_before, part_keepers, viewed
 from gradsan.source.flow.reaching import Definition, State, are_compared, reaching
-from gradsan.source.flow.targets import operand_expressions
 from gradsan.source.identifiers import (
     assigned_names,
     bindings_of,
     chain_key,
-    consumed_names,
     leaf_name,
     local_nodes,
     parameters,
@@ -26,67 +25,6 @@ from gradsan.source.locate import Statement, expression_at, statement_at
 from gradsan.source.methods import BLANK, LIST_ADDS, METADATA, is_inplace_method, is_inplace_name
 from gradsan.source.tree import ScopeNode, SourceFile, Span
 
-
-def read_as_before(name: str, call: Frame, read: Frame) -> str | None:
-    """The name by which ``read`` reads the value that the call at ``call`` received as ``name`` and has changed.
-
-    That is ``name``, or a name bound to it before (``identity = x``). None where the two are not in one function, for a
-    call whose result is dropped (it is made for its write), and for a name that is rebound in between.
-    """
-    here, there = statement_at(call), statement_at(read)
-    if here is None or there is None or here.function is not there.function or isinstance(here.node, ast.Expr):
-        return None
-    if here.function is None or isinstance(here.function, ast.Lambda):
-        return None
-    names = {name, *_bound_to(name, here)}
-    if here.node is there.node:
-        return _read_beside(names, call, read)
-    if not here.node.lineno < there.node.lineno:
-        return None
-    names -= set(assigned_names(here))
-    read_here = [name for one in consumed_names(there) for name in (one, one.partition("[")[0])]
-    if isinstance(there.node, ast.AugAssign):
-        read_here.append(chain_key(there.node.target) or "")
-    last = here.node.end_lineno or here.node.lineno
-    anew = {
-        bound
-        for node in local_nodes(here.function)
-        if isinstance(node, ast.Assign | ast.AnnAssign | ast.For) and last < node.lineno < there.node.lineno
-        for bound in assigned_names(node)
-    }
-    return next((one for one in read_here if one in names - anew), None)
-
-
-def _read_beside(names: set[str], call: Frame, read: Frame) -> str | None:
-    """The one of ``names`` that the later operation at ``read`` takes beside the call: ``x`` of ``x + fc(act(x))``."""
-    inner, outer = expression_at(call), expression_at(read)
-    if inner is None or outer is None or any(node is outer.node for node in ast.walk(inner.node)):
-        return None
-    return next((one for one in operand_expressions(read) if one in names), None)
-
-
-def _bound_to(name: str, before: Statement) -> set[str]:
-    """The names bound to just ``name`` before a statement, or lists that contain it, while neither is rebound."""
-    found: set[str] = set()
-    assert before.function is not None
-    bindings = [
-        node for node in local_nodes(before.function) if isinstance(node, ast.Assign | ast.AugAssign | ast.Expr)
-    ]
-    for node in sorted(bindings, key=lambda one: one.lineno):
-        if node.lineno >= before.node.lineno:
-            break
-        call = node.value if isinstance(node, ast.Expr) else None
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in LIST_ADDS:
-            found |= {chain_key(call.func.value) or ""} if any(_is_name(one, name) for one in call.args) else set()
-        bound = set(assigned_names(node))
-        if name in bound:
-            found.clear()
-        found -= bound
-        if isinstance(node, ast.Assign) and chain_key(node.value) == name:
-            found |= bound
-    return found
-
-
 _FACTS = METADATA | {"item", "tolist"}
 """Attributes and functions unaffected by a write of values, or used for display: they reach no loss."""
 _LOOKS = frozenset({"float", "int", "len", "isinstance", "type", "id", "print", "repr", "str"})
@@ -94,21 +32,27 @@ _COUNTS = LIST_ADDS | {"backward", "extend", "save_for_backward"}
 """Methods whose calls are bare statements and still contribute to a loss; others only display something."""
 
 
+Kind = Literal[
+    "name", "compared", "slice", "result", "list", "part", "argument", "twice", "returned", "gradient", "default"
+]
+
+
 @dataclass(frozen=True, slots=True)
 class SecondName:
     """Another name of a written tensor: ``name``, bound at the line ``bound`` and read at the line ``read``.
 
     ``kind`` is ``name`` where both names are read after the write, as if they were two values, ``compared`` where one
-    is subtracted from the other or compared with it, ``result`` where the
+    is subtracted from the other or compared with it, ``slice`` where both are overlapping slices, ``result`` where the
     second is the result of an in-place method (``noisy = clean.add_(noise)``), ``list`` where each iteration of a loop
     adds the value to the list ``name``, ``part`` where it adds a part that the statement fills, ``returned`` where one
     function has returned it twice, and ``argument`` where the line ``bound`` passes it to a function that writes into
-    it. ``gradient`` is a gradient that a later backward adds to (``gradients.py``). ``value`` is the expression that
-    the line ``bound`` binds or passes, None where it does not show it.
+    it, and ``twice`` where it is another argument of that function, too. ``gradient`` is a gradient that a later
+    backward adds to (``gradients.py``). ``value`` is the expression that the line ``bound`` binds or passes, None where
+    it does not show it.
     """
 
     name: str
-    kind: Literal["name", "compared", "result", "list", "part", "argument", "returned", "gradient", "default"]
+    kind: Kind
     bound: int
     read: int
     value: Span | None
@@ -123,6 +67,7 @@ def second_name(frame: Frame, written: str) -> SecondName | None:
     statements = statements_of(scope)
     # What else may bind an attribute is not known; a list keeps it whatever its name.
     by_name = _by_name(statement, written, scope, statements) if written.isidentifier() else None
+    by_name = by_name or _by_slice(statement, written, scope, statements)
     return by_name or _by_list(statement, written, statements)
 
 
@@ -199,8 +144,7 @@ def _by_name(statement: Statement, written: str, scope: ScopeNode, statements: l
         for other, source in _pairs(alias, written):
             at = at or definitions_at(scope, statement.node)
             target = other if source == written else written
-            bound = at.get(target, frozenset())
-            if any(one.statement is not alias or one.carried for one in bound) or not bound:
+            if _whole(at, target) != {alias}:
                 continue
             given = _whole(at, source)
             if given != _whole(definitions_at(scope, alias), source):
@@ -210,9 +154,26 @@ def _by_name(statement: Statement, written: str, scope: ScopeNode, statements: l
                 continue
             later = (one for one in statements if one.lineno == read)
             is_compared = any(are_compared(one, written, other) for one in later)
+            # A view of another shape may be made to write into the whole; a statement that reads both tells them apart.
+            if _is_shaped(alias.value) and not _read_together(statement, written, other, statements):
+                continue
             if is_compared or _is_of_round(statement, alias, given):
                 kind: Literal["compared", "name"] = "compared" if is_compared else "name"
                 return SecondName(other, kind, alias.lineno, read, statement.source.span(alias.value))
+    return None
+
+
+def _by_slice(statement: Statement, written: str, scope: ScopeNode, statements: list[ast.stmt]) -> SecondName | None:
+    """``target`` of ``inputs, target = seq[:, :-1], seq[:, 1:]``, where ``inputs`` is written and both are read."""
+    earlier = [one for one in statements if isinstance(one, ast.Assign) and one.lineno < statement.node.lineno]
+    parts = [(one, name.id, value) for one in earlier for name, value in bound_parts(one)]
+    at: State = definitions_at(scope, statement.node) if parts else {}
+    own = next((value for one, name, value in reversed(parts) if name == written and _whole(at, name) == {one}), None)
+    for one, name, value in parts if own is not None else ():
+        if name != written and own is not None and _whole(at, name) == {one} and overlap(own, value):
+            read = read_after(statement, name, frozenset((one,)), scope, statements)
+            if read is not None and _read_together(statement, written, name, statements):
+                return SecondName(name, "slice", one.lineno, read, statement.source.span(value))
     return None
 
 
@@ -255,14 +216,14 @@ def _is_blank(value: ast.expr) -> bool:
 def _pairs(alias: ast.Assign, written: str) -> Iterator[tuple[str, str]]:
     """Pairs of the other name and of the one of both that the assignment reads."""
     targets = [one.id for one in alias.targets if isinstance(one, ast.Name)]
-    value = alias.value
-    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "detach":
-        value = value.func.value
-    if isinstance(value, ast.Name):
-        if value.id == written:
-            yield from ((one, written) for one in targets if one != written)
-        elif written in targets:
-            yield value.id, value.id
+    value = viewed(alias.value)
+    # ``batch['x']`` is an element of a dict; ``table[0]`` may be a part that is to be written.
+    is_name = isinstance(value, ast.Name) or (isinstance(value, ast.Subscript) and _is_text(value.slice))
+    key = chain_key(value) if is_name else None
+    if key == written:
+        yield from ((one, written) for one in targets if one != written)
+    elif key is not None and written in targets:
+        yield key, key
 
 
 def definitions_at(scope: ScopeNode, at: ast.stmt) -> State:
@@ -271,9 +232,30 @@ def definitions_at(scope: ScopeNode, at: ast.stmt) -> State:
     return reaching(scope.body, at, given=given)
 
 
+def _is_text(index: ast.expr) -> bool:
+    return isinstance(index, ast.Constant) and isinstance(index.value, str)
+
+
+def _is_shaped(value: ast.expr) -> bool:
+    """Whether a value is a view by another method than ``detach``: ``x.view(-1)``, ``x[None]``."""
+    is_detached = isinstance(value, ast.Call) and leaf_name(value.func) == "detach"
+    return viewed(value) is not value and not is_detached and leaf_name(value) != "data"
+
+
+def _read_together(statement: Statement, written: str, other: str, statements: list[ast.stmt]) -> bool:
+    """Whether one statement behind the write reads both values."""
+    later = [one for one in statements if one.lineno > (statement.node.end_lineno or statement.node.lineno)]
+    return any(all(reads_value(statement.source, one, name) for name in (written, other)) for one in later)
+
+
 def _whole(state: State, name: str) -> frozenset[ast.stmt | None]:
     """The definitions of a name that bind it to another value: neither in-place writes nor writes to a part."""
-    return frozenset(one.statement for one in state.get(name, ()) if not _is_written_in(one.statement, name))
+    return frozenset(one.statement for one in _defined(state, name) if not _is_written_in(one.statement, name))
+
+
+def _defined(state: State, name: str) -> frozenset[Definition]:
+    """The definitions of a name; of ``batch['x']`` where nothing binds that, those of ``batch``."""
+    return state.get(name) or state.get(name.partition("[")[0], frozenset())
 
 
 def _is_written_in(statement: ast.stmt | None, name: str) -> bool:
@@ -308,7 +290,7 @@ def read_after(
             continue
         if not _may_follow(statement.source, statement.node, node):
             continue
-        now = {one.statement for one in definitions_at(scope, node).get(name, ())}
+        now = {one.statement for one in _defined(definitions_at(scope, node), name)}
         if now and now <= bound | {one for one in now if _is_written_in(one, name)}:
             return node.lineno
     return None
@@ -373,7 +355,10 @@ def reads_value(source: SourceFile, statement: ast.stmt, name: str) -> bool:
     if isinstance(alone, ast.Call) and leaf_name(alone.func) not in _COUNTS:
         return False
     return any(
-        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load) and _is_read(source, node)
+        isinstance(node, ast.Name | ast.Subscript)
+        and isinstance(node.ctx, ast.Load)
+        and chain_key(node) == name
+        and _is_read(source, node)
         for part in ast.iter_child_nodes(statement)
         if not isinstance(part, ast.stmt | ast.excepthandler | ast.match_case)
         for node in ast.walk(part)
