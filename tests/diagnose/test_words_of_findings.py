@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import gradsan
-from gradsan.model import Diagnosis, Frame, Label, Message
+from gradsan.diagnose.failures import explain
+from gradsan.model import Diagnosis, Failure, Frame, Label, Message, Site
 
 
 def test_a_diagnosis_and_its_title_print_as_words(monkeypatch):
@@ -14,6 +15,16 @@ def test_a_diagnosis_and_its_title_print_as_words(monkeypatch):
     found = Diagnosis("GS101", "result_overwritten", "error", False, title, title, (place,))
     assert str(title) == "the result of sigmoid was overwritten in place, and its backward needs it"
     assert str(found).splitlines() == [f"gradsan: error[GS101]: {title}", "  overwritten: model.py:7"]
+
+
+def test_an_operation_that_is_not_known_is_said_in_words():
+    """A library's line of several operations: nothing tells which one PyTorch refused."""
+    site = Site((Frame("train.py", 3, "<module>", is_user=True), Frame("/lib/normal.py", 9, "normalize")))
+    values = {"broadcast": "[3, 8, 8]", "shape": "[1, 8, 8]"}
+    found = explain(Failure("result_shape", "RuntimeError", "output with shape", site, values=values))
+    assert found is not None
+    assert str(found.title) == "the result of an operation does not fit into a value without a name"
+    assert "?" not in str(found)
 
 
 def test_two_findings_about_one_write_say_so():

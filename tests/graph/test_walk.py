@@ -56,3 +56,13 @@ def test_a_clip_that_cannot_be_noted_is_a_blind_spot_and_no_error(native, monkey
         assert any("no gradient here" in str(one.values) for one in recorder().guard.blind_spots.values())
     finally:
         gradsan.disable()
+
+
+def test_a_graph_of_one_round_has_no_node_from_before_it():
+    weight = torch.ones(3, requires_grad=True)
+    kept = weight.exp()
+    before = kept.grad_fn._sequence_nr()
+    loss = (weight * 2).sum()
+    assert not walk.has_older([loss.grad_fn], before + 1)
+    assert walk.has_older([(loss + kept).sum().grad_fn], before + 1)
+    assert not walk.has_older([(loss + kept).sum().grad_fn], before)

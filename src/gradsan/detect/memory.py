@@ -87,7 +87,7 @@ class Uncounted(Detector):
             self._alive[key] = _torch.weak_storage(storage)
             self.bypasses[key] = [Bypass(kind, self._core.tick(), stack)]  # other threads may read it at once
             self.on_bypass()
-        elif all(bypass.kind != kind for bypass in known):
+        elif known[0].kind != kind and all(bypass.kind != kind for bypass in known):
             known.append(Bypass(kind, self._core.tick(), stack))
         return key
 

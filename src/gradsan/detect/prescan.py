@@ -135,6 +135,8 @@ class Prescan(Detector):
     def _look_through(self, entry: RawBackward, args: tuple[Any, ...]) -> None:
         youngest = self._uncounted.youngest
         backward = read_backward(entry)
+        if not self._exports.any and not walk.has_older(backward.roots, youngest):
+            return
         inputs = tuple(args[3]) if len(args) > 3 and args[3] else ()
         for node in walk.engine_order(backward.roots, inputs, backward.via == "backward"):
             number = _torch.node_sequence(node)

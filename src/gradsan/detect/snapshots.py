@@ -47,14 +47,15 @@ class Snapshots:
 
         ``stack`` is where ``.data`` was read: torch's own copies and moves are left out.
         """
+        if _nothing_is_saved(self._core):
+            return
         if not stack.codes or stack.codes[0].co_filename.startswith(_torch.package_folder()):
             return
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
             return
         if tensor.is_inference():  # autograd does not save it
             return
-        if not _nothing_is_saved(self._core):
-            self._copy(tensor)
+        self._copy(tensor)
 
     def before_write(self, target: Any) -> None:
         """Copy a small value that is about to be written unrecorded by autograd, and has or may have a graph."""

@@ -120,6 +120,25 @@ def each_behind(roots: Iterable[Node], through: Callable[[Any], bool] | None = N
                 waiting.append(child)
 
 
+def has_older(roots: Iterable[Node], number: int) -> bool:
+    """Whether a backward from ``roots`` may run a Node of a smaller number; of a graph too large to walk, yes.
+
+    Most graphs hold no Node from before the last update: that is known sooner than their order.
+    """
+    waiting = list(dict.fromkeys(roots))
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        own = _torch.node_sequence(node)
+        if (own is not None and own < number) or len(seen) > NODES_WALKED:
+            return True
+        for child, _ in node.next_functions:
+            if child is not None and child not in seen:
+                seen.add(child)
+                waiting.append(child)
+    return False
+
+
 def _youngest_first(starts: list[Any], since: int) -> tuple[list[Any], dict[Any, int] | None]:
     """Return at most ``NODES_WALKED`` Nodes, and the number of edges into each (None if there are more Nodes)."""
     order: list[Node] = []

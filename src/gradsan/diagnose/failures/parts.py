@@ -108,6 +108,11 @@ def fix(
     return Fix.worded(summary or f"help.{kind}", values, lines, keeps=meaning == "preserved", kind=kind)
 
 
+def op_said(op: object) -> object:
+    """``op``; where it is not known, words for one."""
+    return Message("label.some_operation") if op == "?" else op
+
+
 def diagnosis(
     failure: Failure,
     code: str,

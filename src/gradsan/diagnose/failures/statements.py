@@ -156,7 +156,7 @@ def stopped(
     """
     target = failure.clue("target")
     op = op_shown(target) if target is not None else failure.values.get("op", "?")
-    filled = {"name": parts.name_of(target), "op": op, **(values or {})}
+    filled = {"name": parts.name_of(target), "op": parts.op_said(op), **(values or {})}
     filled |= {key: one for key, one in target.values.items() if key == "copied_beside"} if target is not None else {}
     here, suggested = Message(label or f"label.{slug}", {**failure.values, **filled}), fixes(filled)
     if layer := parts.layer_out_of_place(failure, filled):
