@@ -246,16 +246,20 @@ class Prescan(Detector):
         """Compare a value with its bytes at the save; None where no copy is left to compare it with."""
         if made is None or self._exports.of(storage) is not None:
             return None
-        logged = self._uncounted.writes().get(storage, ())
-        return self._uncounted.snapshots.compared(tensor, made.clock, [raw.clock for raw in logged])
+        return self._uncounted.snapshots.compared(tensor, made.clock, self._changes(storage, tensor, made))
+
+    def _changes(self, storage: int | None, tensor: torch.Tensor, made: Any) -> list[int]:
+        """When what ``tensor`` holds changed: by writes, and where it was given its present memory after the save."""
+        clocks = [raw.clock for raw in self._uncounted.writes().get(storage or 0, ())]
+        replaced = self._uncounted.replacement_of(tensor)
+        return clocks if replaced is None or replaced.clock <= made.clock else [*clocks, replaced.clock]
 
     def _before(self, number: int, slot: str, tensor: torch.Tensor, made: Any) -> Any:
         """The bytes of a saved value at its save, where a copy is left; None otherwise."""
         storage = _torch.storage_or_none(tensor)
         found = self._exports.before(storage, number, threading.get_ident(), slot, tensor, made)
         if found is None and made is not None and self._exports.of(storage) is None:
-            logged = self._uncounted.writes().get(storage, ())
-            found = self._uncounted.snapshots.before(tensor, made.clock, [raw.clock for raw in logged])
+            found = self._uncounted.snapshots.before(tensor, made.clock, self._changes(storage, tensor, made))
         return None if found is None else found.view(tensor.dtype).reshape(tensor.shape)
 
 
