@@ -15,6 +15,7 @@ from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Edit, text_with
 from gradsan.source.identifiers import chain_key
 from gradsan.source.rewrite.moving import is_whole_lines, names_bound, names_read
+from gradsan.source.rewrite.renewing import draws_again
 from gradsan.source.tree import SourceFile, Span, indentation_of
 
 ONCE, APART = "fix.step_after_loop", "fix.step_after_loop_apart"
@@ -216,3 +217,46 @@ def _is_of(walked: ast.expr, name: str, value: ast.ListComp | ast.DictComp) -> b
     if isinstance(value, ast.DictComp):
         return ast.unparse(walked) == f"{name}.items()"
     return isinstance(walked, ast.Name) and walked.id == name
+
+
+def compute_in_own_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """Repeat, in the loop that steps, the assignment by which an earlier loop has computed what all its rounds read.
+
+    ``for _ in range(5): fake = netG(z); …`` and then ``for _ in range(3): loss = -netD(fake).mean(); …``.
+    """
+    used = blocks.first(diagnosis, "used")
+    if used is None or diagnosis.cause not in (*blocks.STEPPED, blocks.SHARED):
+        return ()
+    updated = [*blocks.labels(diagnosis, "written"), *blocks.labels(diagnosis, "freed")]
+    found = (_repeated(made, used, updated) for made in blocks.labels(diagnosis, "bridge", "saved"))
+    return next(((one,) for one in found if one is not None), ())
+
+
+def _repeated(made: Label, used: Label, updated: list[Label]) -> Fix | None:
+    pair = blocks.in_one_block(made, used)
+    if pair is None or pair[0].index >= pair[1].index:
+        return None
+    earlier, loop = (set(ast.walk(one.statement)) for one in pair)
+    inner = next((one for one in blocks.placements(made) if one.statement in earlier), None)
+    steps = {one.statement for label in updated for one in blocks.placements(label)}
+    # The innermost loop with both the backward and the update.
+    around = (one.source.parents[one.statement][0] for one in blocks.placements(used) if one.statement in loop)
+    rounds = next((one for one in around if isinstance(one, ast.For | ast.While) and steps & set(ast.walk(one))), None)
+    if (
+        inner is None
+        or inner.statement is pair[0].statement
+        or rounds is None
+        or rounds.body[0].lineno == rounds.lineno
+    ):
+        return None
+    source, node = inner.source, inner.statement
+    bound, within = blocks.names_bound(node), blocks.names_read(rounds.body)
+    if not isinstance(node, ast.Assign) or not is_whole_lines(source, node) or not bound & within:
+        return None
+    rebound = {name for one in rounds.body for name in blocks.names_bound(one)}
+    if rebound & (bound | blocks.names_read([node])) or draws_again(ast.walk(node)):
+        return None
+    first = source.span(rounds.body[0])
+    text = textwrap.indent(textwrap.dedent(blocks.text_of(source, node)), source.indent(rounds.body[0]))
+    lines = blocks.lines_changed(source, {first.line: f"{text}\n{source.lines[first.line - 1]}"})
+    return blocks.fix("recompute_forward", lines, "rebuild_in_loop")
