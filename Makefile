@@ -37,12 +37,13 @@ demo: $(STAMPS)/test
 	@$(BIN)/python -c 'import json; fixes = json.load(open("$(VENV)/demo.json"))["diagnoses"][0]["fixes"]; assert fixes[0]["verification"]["status"] == "passed", fixes[0]'
 	@echo "==> each diff above was run; gradsan fix --apply writes the first; examples/gan/fixed.py is the working program"
 
-# Each worker keeps to its half of the files, so that what a file prepares is prepared once, until the other is done.
+# Each worker keeps to its part of the files, so that what a file prepares is prepared once, until another is done.
+# One more worker than cores: a worker often waits for a process or a timeout.
 test: $(STAMPS)/test
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 test-long: $(STAMPS)/test
-	$(BIN)/python -m pytest -n 2 --dist worksteal --long --timeout 1200 -o faulthandler_timeout=1230
+	$(BIN)/python -m pytest -n 3 --dist worksteal --long --timeout 1200 -o faulthandler_timeout=1230
 
 test-native: $(STAMPS)/test
 	$(BIN)/python tools/native_checks.py
