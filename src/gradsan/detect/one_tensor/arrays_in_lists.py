@@ -137,6 +137,10 @@ class ArraysInLists:
                     return
             return
         before = self._latest.get(place)
+        if before is None and len(self._latest) >= _PARTS:
+            self._latest = {key: one for key, one in self._latest.items() if one[0]() is not None}
+            if len(self._latest) >= _PARTS:
+                return
         self._latest[place] = weakref.ref(root), stack, _torch.weak_tensor(tensor), tensor.detach().clone()
         if before is None or before[0]() is not root or before[2]() is None or torch.equal(before[3], tensor):
             return
