@@ -401,3 +401,21 @@ def test_a_step_does_not_wait_for_rounds_that_compute_anew(program, net):
     cause = "step_between_forward_and_backward"
     assert loops.step_after_loop(diagnosis(cause, *labels, name="log_std"))
     assert loops.step_after_loop(diagnosis(cause, *labels, name="policy.weight")) == ()
+
+
+@pytest.mark.parametrize(
+    ("made", "is_repeated"),
+    [("made = net(code)", True), ("made = net(code, made)", False), ("made = net(torch.randn(3))", False)],
+)
+def test_what_an_earlier_loop_has_made_is_repeated_unless_it_is_a_state_or_drawn(program, made, is_repeated):
+    file = program(f"""
+        for _ in range(2):
+            {made}
+        for _ in range(3):
+            loss = critic(made)
+            loss.backward(retain_graph=True)
+            optimizer.step()
+    """)
+    labels = (("saved", None, (at(file, 2),)), ("written", None, (at(file, 6),)), ("used", None, (at(file, 5),)))
+    found = loops.compute_in_own_loop(diagnosis("step_between_forward_and_backward", *labels))
+    assert [text.splitlines()[3] for text in patched(found, file)] == ([f"    {made}"] if is_repeated else [])

@@ -192,6 +192,15 @@ class Binding:
     method: str | None = None
 
 
+def assigned_pairs(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """The targets of an assignment with their values: two of ``top, best = score, x``."""
+    for target in node.targets:
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            yield from zip(target.elts, node.value.elts, strict=False)
+        else:
+            yield target, node.value
+
+
 def assigned_names(statement: Statement | ast.stmt) -> list[str]:
     """The names ``statement`` itself (not its blocks) binds, in source order, attributes and constant keys included."""
     node = statement if isinstance(statement, ast.stmt) else statement.node

@@ -250,11 +250,12 @@ def _repeated(made: Label, used: Label, updated: list[Label]) -> Fix | None:
     ):
         return None
     source, node = inner.source, inner.statement
-    bound, within = blocks.names_bound(node), blocks.names_read(rounds.body)
+    bound, needed, within = blocks.names_bound(node), blocks.names_read([node]), blocks.names_read(rounds.body)
     if not isinstance(node, ast.Assign) or not is_whole_lines(source, node) or not bound & within:
         return None
     rebound = {name for one in rounds.body for name in blocks.names_bound(one)}
-    if rebound & (bound | blocks.names_read([node])) or draws_again(ast.walk(node)):
+    # ``h = cell(x, h)`` would advance its state once more in each round.
+    if bound & needed or rebound & (bound | needed) or draws_again(ast.walk(node)):
         return None
     first = source.span(rounds.body[0])
     text = textwrap.indent(textwrap.dedent(blocks.text_of(source, node)), source.indent(rounds.body[0]))

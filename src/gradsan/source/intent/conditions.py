@@ -13,7 +13,7 @@ from gradsan.heuristics import compares_values
 from gradsan.model import Frame
 from gradsan.source.flow.collected import bound_anew, is_inside, viewed
 from gradsan.source.flow.reuse import SecondName, reads_value, statements_of
-from gradsan.source.identifiers import assigned_names, chain_key, leaf_name
+from gradsan.source.identifiers import assigned_names, assigned_pairs, chain_key, leaf_name
 from gradsan.source.locate import statement_at
 from gradsan.source.methods import CUTTING
 from gradsan.source.tree import SourceFile, header_nodes, read_source
@@ -114,7 +114,7 @@ def kept_as_best(frame: Frame, written: str) -> SecondName | None:
         if written in bound_anew(inside):
             return None
         later = [one for one in statements if one.lineno > (loop.end_lineno or loop.lineno)]
-        pairs = [(node, *pair) for node in inside if isinstance(node, ast.Assign) for pair in _pairs(node)]
+        pairs = [(node, *pair) for node in inside if isinstance(node, ast.Assign) for pair in assigned_pairs(node)]
         for node, target, value in pairs:
             name = chain_key(target)
             read = next((one for one in later if name is not None and reads_value(source, one, name)), None)
@@ -125,15 +125,6 @@ def kept_as_best(frame: Frame, written: str) -> SecondName | None:
             if compared_scores(at):
                 return SecondName(name, "name", node.lineno, read.lineno, source.span(value))
     return None
-
-
-def _pairs(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """The targets of an assignment with their values: two of ``top, best = score, x``."""
-    for target in node.targets:
-        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-            yield from zip(target.elts, node.value.elts, strict=False)
-        else:
-            yield target, node.value
 
 
 def _leaves_loop(source: SourceFile, node: ast.stmt) -> bool:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 
 from gradsan.heuristics import is_step_function
 from gradsan.model import Frame
 from gradsan.source.flow.reaching import binding_at, reaching
-from gradsan.source.identifiers import Binding, binds, chain_key, consumed_names, leaf_name, local_nodes
+from gradsan.source.identifiers import Binding, assigned_pairs, binds, chain_key, consumed_names, leaf_name, local_nodes
 from gradsan.source.locate import Statement, expression_at, statement_at
 from gradsan.source.methods import METADATA
 from gradsan.source.tree import FunctionNode, SourceFile, header_nodes
@@ -173,19 +172,11 @@ def is_state_of_loader(origin: Frame, held: str) -> bool:
         return False
     source, root = there.source, _root_of(there, held)
     for node in source.nodes:
-        for target, value in _pairs(node) if isinstance(node, ast.Assign) else ():
+        for target, value in assigned_pairs(node) if isinstance(node, ast.Assign) else ():
             names = {leaf_name(one.func) for one in ast.walk(value) if isinstance(one, ast.Call)}
             if chain_key(target) == root and not _FILLED.isdisjoint(names):
                 return True
     return _has_refilled_arrays(source)
-
-
-def _pairs(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
-    for target in node.targets:
-        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-            yield from zip(target.elts, node.value.elts, strict=False)
-        else:
-            yield target, node.value
 
 
 def _has_refilled_arrays(source: SourceFile) -> bool:
