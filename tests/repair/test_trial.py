@@ -66,6 +66,16 @@ def test_a_patch_lies_over_the_script(program):
     assert len(done.recording.losses) == 4
 
 
+def test_a_patch_lies_over_a_script_that_the_program_runs(program):
+    main = str(program / "main.py")
+    line = PROGRAM.split("\n").index("    loss = scale(net(torch.ones(3, 2)).exp()).sum()") + 1
+    patch = Patch().with_lines(((main, line, "    loss = net(torch.ones(3, 2)).exp().sum()"),))
+    (program / "start.py").write_text('import runpy\nrunpy.run_path("main.py", run_name="__main__")\n')
+    done = run_trial(Request(("script", "start.py", ()), "watch", patch.files, 0, 120))
+    assert done.status == 0, done.output
+    assert len(done.recording.losses) == 4
+
+
 def test_healing_gives_the_gradients_of_the_program_as_written(program):
     helper = str(program / "helper.py")
     right = trial(Patch().with_lines(((helper, 2, "    value = value * 2"),)))

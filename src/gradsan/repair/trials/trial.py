@@ -288,7 +288,7 @@ def lay_over(files: Mapping[str, bytes]) -> None:
     if not files:
         return
     known = {os.path.realpath(path): text for path, text in files.items()}
-    read, compiled = SourceFileLoader.get_data, SourceFileLoader.get_code
+    read, compiled, opened = SourceFileLoader.get_data, SourceFileLoader.get_code, io.open_code
 
     def get_data(self: Any, path: str) -> bytes:
         text = known.get(os.path.realpath(path))
@@ -300,8 +300,13 @@ def lay_over(files: Mapping[str, bytes]) -> None:
         # The default loader would read the bytecode of the file on disk first.
         return compiled(self, fullname) if text is None else self.source_to_code(text, path)
 
+    def open_code(path: str) -> Any:
+        text = known.get(os.path.realpath(path))
+        return opened(path) if text is None else io.BytesIO(text)
+
     SourceFileLoader.get_data = get_data  # type: ignore[method-assign]
     SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
+    io.open_code = open_code  # runpy.run_path reads scripts with it
     for path, content in files.items():
         text, _ = decoded(path, content)
         lines = io.StringIO(text, newline=None).readlines()
