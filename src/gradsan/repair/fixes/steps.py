@@ -40,8 +40,12 @@ def reorder_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     source, backward = place.source, place.statement
     if not all(is_whole_lines(source, node) for node in (*steps, *followers, backward)):
         return ()
+    between = [one for one in place.block[min(map(place.block.index, steps)) : place.index] if one not in followers]
+    # An average, a checkpoint: it would get the parameters of the round before.
+    hands_values_on = any(hands_on(source, between, owner) for owner in _owners(source, list(steps)))
     if isinstance(backward, ast.If):
-        return () if followers else tuple(_with_kept_gradients(place, list(steps), used))
+        of_branch = (*_behind_branch(place, list(steps), used), *_with_kept_gradients(place, list(steps), used))
+        return () if followers or hands_values_on else of_branch
     if any(_hands_parameters_on(node, used) for node in ast.walk(backward)):
         return ()
     moving = sorted((*steps, *followers), key=lambda node: node.lineno)
@@ -54,9 +58,7 @@ def reorder_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         end = source.span(blocks.behind_clipping(place)).end_line
         lines = blocks.lines_changed(source, {**away, end: f"{source.lines[end - 1]}\n{moved}"})
         return (replace(slipped, lines=lines, applicability="review"),)
-    between = [one for one in place.block[min(map(place.block.index, steps)) : place.index] if one not in followers]
-    if any(hands_on(source, between, owner) for owner in _owners(source, list(steps))):
-        # An average, a checkpoint: it would get the parameters of the round before.
+    if hands_values_on:
         return ()
     found: list[Fix] = []
     optimizer = blocks.next_optimizer(place, steps)
@@ -79,6 +81,29 @@ def reorder_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         kept += both
     # The plain one gives the first optimizer the gradients of the later backward, too.
     return (*found, *kept, plain) if found else (plain, *kept)
+
+
+def _behind_branch(place: blocks.Placed, steps: list[ast.stmt], used: Label) -> list[Fix]:
+    """The steps moved behind an ``if`` whose backward then reaches only the parameters of the next optimizer."""
+    source, branch = place.source, place.statement
+    inner = next((one for one in blocks.placements(used) if one.block is getattr(branch, "body", None)), None)
+    others = [one for one in ast.walk(branch) if isinstance(one, ast.stmt) and blocks.method_call(one, "backward")]
+    if inner is None or others != [inner.statement] or not _may_move(place, steps):
+        return []
+    optimizer = blocks.next_optimizer(inner) or blocks.next_optimizer(place, steps)
+    if optimizer is None or _share_parameters(source, steps, optimizer):
+        return []
+    if any(hands_on(source, [branch], owner) for owner in _owners(source, steps)):
+        return []
+    if (apart := blocks.with_inputs(source, inner.statement, optimizer)) is None:
+        return []
+    moving = sorted(steps, key=lambda node: node.lineno)
+    texts = {line: text for node in moving for line, text in blocks.removed(source, node).items()}
+    texts[source.span(inner.statement).line] = apart
+    end = source.span(branch).end_line
+    moved = (blocks.text_of(source, node) for node in moving)
+    texts[end] = "\n".join([texts.get(end, source.lines[end - 1]), *moved])
+    return [blocks.fix("reorder_step", blocks.lines_changed(source, texts), "reorder_step_apart")]
 
 
 def _may_move(place: blocks.Placed, steps: list[ast.stmt]) -> bool:

@@ -11,6 +11,7 @@ from itertools import takewhile
 
 from gradsan.model import Diagnosis, Fix
 from gradsan.repair.fixes import _blocks as blocks
+from gradsan.repair.fixes._parameter_uses import hands_on
 from gradsan.repair.fixes.chains import is_cleared
 from gradsan.source.identifiers import leaf_name
 from gradsan.source.rewrite.given import networks_of
@@ -76,7 +77,7 @@ def steps_held(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     is_plain = all(isinstance(node, ast.Expr | ast.Assign) for node in (*within, block[last]))
     if any(isinstance(one, ast.For | ast.While | ast.Try | ast.With | ast.FunctionDef) for one in inside):
         return ()
-    if first >= place.index or not steps or is_plain:
+    if first >= place.index or not steps or is_plain or any(hands_on(source, within, one) for one in steps.values()):
         return ()
     if not all(is_whole_lines(source, one) for one in (*steps, *followers, block[first], block[last])):
         return ()
