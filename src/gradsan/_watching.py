@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradsan.detect.changed_values import ChangedValues
 from gradsan.detect.checkpoints import Checkpoints
-from gradsan.detect.distributed import BufferSync, Sharded
+from gradsan.detect.distributed import BufferSync, Collectives, Sharded
 from gradsan.detect.exports import Exports
 from gradsan.detect.functions import Functions
 from gradsan.detect.gradients.gradient_writes import GradientWrites
@@ -74,6 +74,7 @@ DETECTORS: tuple[type[Detector], ...] = (
     Checkpoints,
     Sharded,
     BufferSync,
+    Collectives,
     Prescan,
     GradientWrites,
     GrowingGraphs,

@@ -1,4 +1,4 @@
-"""Parameters of ``fully_shard`` (FSDP2) and buffers of DistributedDataParallel, written by the wrapper itself.
+"""Parameters of ``fully_shard`` (FSDP2), buffers of DistributedDataParallel, and what collectives write.
 
 The forward saves the whole parameter, whose memory is freed after it. Before backward the same memory is filled again
 from the shards, past the version counter: where an optimizer's step lies in between, backward computes with the new
@@ -29,6 +29,7 @@ from gradsan.graph import conflicts, naming, walk
 from gradsan.model import Conflict, Message, Name
 from gradsan.record.detector import Detector, KnownConflicts, Run
 from gradsan.record.ledger import call_that_made
+from gradsan.record.listeners import watch_after
 from gradsan.record.log import RawStack
 from gradsan.record.patches import Patches
 from gradsan.record.stacks import symbolise
@@ -261,3 +262,32 @@ class BufferSync(Detector):
             differ = [((one != copy) & ~((one != one) & (copy != copy))).any() for one, copy in before]
             changed = [one for (one, _), flag in zip(before, _torch.numbers_of(differ), strict=True) if flag]
         self._uncounted.log(changed, "collective", OP, "collective", stack)
+
+
+_COLLECTIVES = {"all_reduce": 0, "broadcast": 0, "reduce": 0, "scatter": 0, "all_to_all_single": 0, "recv": 0}
+
+
+class Collectives(Detector):
+    """Logs what collectives write in this process: their kernels move no counter."""
+
+    part = "parallel"
+
+    def __init__(self, run: Run) -> None:
+        """Writes go to the log of writes past the counter."""
+        self._core, self._uncounted = run.core, run.get(Uncounted)
+
+    def install(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:
+        for name, position in _COLLECTIVES.items() if torch.distributed.is_available() else ():
+            note = functools.partial(self._communicated, name, position)
+            watch_after(self._core, patches, guard, torch.distributed, name, note)
+
+    def _communicated(self, name: str, position: int, _: Any, args: Any, kwargs: Any, stack: RawStack) -> None:
+        if name in ("broadcast", "reduce"):
+            root = kwargs.get("src" if name == "broadcast" else "dst", args[1] if len(args) > 1 else None)
+            writes_here = (torch.distributed.get_rank() == root) != (name == "broadcast")
+            # Gloo reduces in the memory of all ranks, whichever gets the result.
+            in_all = name == "reduce" and torch.distributed.get_backend(kwargs.get("group")) == "gloo"
+            if root is not None and not writes_here and not in_all:
+                return
+        target = args[position] if len(args) > position else next(iter(kwargs.values()), None)
+        self._uncounted.log(target, "collective", name, "collective", stack)

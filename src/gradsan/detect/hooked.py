@@ -245,8 +245,8 @@ class HookedValues:
     def _written(self, save: HookedSave, memory: Memory, alias: torch.Tensor) -> _Written | None:
         """Return the writes to the memory since the save that no counter shows; None where there are none."""
         uncounted = self._uncounted
-        replaced = uncounted.replacement_of(alias)
-        if replaced is not None and replaced.clock > save.clock:
+        replaced = uncounted.replaced_since(alias, save.clock)
+        if replaced is not None:
             site = symbolise(replaced.stack)
             return _Written((_outside(replaced.clock, site, "data =", "op"),), "data_attribute", site)
         if memory.storage in uncounted.bypasses:

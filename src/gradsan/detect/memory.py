@@ -21,6 +21,7 @@ from gradsan.overlap import overlap
 from gradsan.record import ledger
 from gradsan.record.detector import Detector, Run, Sweep
 from gradsan.record.ledger import GIVES_MEMORY
+from gradsan.record.listeners import watch_after
 from gradsan.record.log import RawStack, RawWrite, logged_writes
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import symbolise
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from gradsan.detect.snapshots import Snapshots
 
 _WRITES_OF_A_STORAGE = 64
-_COLLECTIVES = {"all_reduce": 0, "broadcast": 0, "reduce": 0, "scatter": 0, "all_to_all_single": 0, "recv": 0}
+_REPLACEMENTS_KEPT = 8
 
 
 class Bypass(NamedTuple):
@@ -40,13 +41,31 @@ class Bypass(NamedTuple):
     stack: RawStack
 
 
+class Earlier(NamedTuple):
+    """The memory that a tensor had until it was given other at ``clock``, as ``_memory`` has it, and its storage."""
+
+    clock: int
+    sequence: int
+    memory: Any
+    storage: Any
+
+
 class Replaced(NamedTuple):
-    """A tensor that was given other memory (``tensor.data = other``)."""
+    """A tensor that was given other memory (``tensor.data = other``), and what it had before each time, last ones."""
 
     tensor: _torch.weak_tensor
     clock: int
     stack: RawStack
     sequence: int
+    earlier: tuple[Earlier, ...] = ()
+
+    def is_given_back(self, tensor: torch.Tensor, is_since: Callable[[Any], bool]) -> bool:
+        """Whether the tensor has the very memory again that it had before the first replacement of those since."""
+        first = next((at for at, one in enumerate(self.earlier) if is_since(one)), None)
+        if first is None or (first == 0 and len(self.earlier) == _REPLACEMENTS_KEPT):
+            return False
+        before = self.earlier[first]
+        return before.memory is not None and not before.storage.expired() and before.memory == _memory(tensor)
 
 
 class Uncounted(Detector):
@@ -153,35 +172,20 @@ class Uncounted(Detector):
         found = self.replaced.get(id(tensor))
         return found if found is not None and found.tensor() is tensor and tensor is not None else None
 
+    def replaced_since(self, tensor: torch.Tensor | None, is_since: int | Callable[[Any], bool]) -> Replaced | None:
+        """Return the last replacement after a clock; None where there was none, or the tensor has its memory back."""
+        clock, found = is_since, self.replacement_of(tensor)
+        since = is_since if callable(is_since) else lambda one: one.clock > clock
+        is_due = found is not None and tensor is not None and since(found)
+        return found if found and tensor is not None and is_due and not found.is_given_back(tensor, since) else None
+
     def bypass_before(self, storage: int, clock: int) -> Bypass | None:
         """Return the last bypass of a storage before ``clock``; None where there was none."""
         return next((bypass for bypass in reversed(self.bypasses.get(storage, ())) if bypass.clock <= clock), None)
 
     def install(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:
         """Watch for bypasses until ``patches`` is undone; ``guard`` runs gradsan's own work."""
-        core = self._core
-
-        def after(
-            owner: Any,
-            name: str,
-            note: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], object],
-            is_due: Callable[[tuple[Any, ...], dict[str, Any]], bool] = lambda args, kwargs: True,
-        ) -> None:
-            original = standing(owner, name)
-            if original is None:
-                return
-
-            def called(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-                if is_due(args, kwargs) and not _torch.is_compiling():
-                    stack = core.stack(1)
-                    guard(lambda: note(result, args, kwargs, stack))
-
-            watched = core.listener(original, None, called)
-            patches.set(owner, name, watched)
-            shown = _torch.ShownToModes([(original, watched)])
-            shown.put()
-            patches.on_undo(shown.undo)
-
+        after = functools.partial(watch_after, self._core, patches, guard)
         self._watch_data(patches, guard)
         for name in ("unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes"):
             for owner in (torch, torch.Tensor):
@@ -201,9 +205,6 @@ class Uncounted(Detector):
             ),
         )
         after(torch.nn.functional, "batch_norm", self._normalised, self._is_normalising_due)
-        if torch.distributed.is_available():
-            for name, position in _COLLECTIVES.items():
-                after(torch.distributed, name, functools.partial(self._communicated, name, position))
 
     def _watch_data(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:
         core = self._core
@@ -211,18 +212,21 @@ class Uncounted(Detector):
 
         def unseen(tensor: torch.Tensor) -> Any:
             with _torch.hushed():
-                return _memory(tensor)
+                memory = _memory(tensor)
+                return memory and (memory, _torch.weak_storage(tensor.untyped_storage()))
 
         def asked(args: tuple[Any, ...], _: dict[str, Any]) -> None:
             if not _torch.is_compiling():
                 stack = core.stack(1)
                 guard(lambda: self._open_data(args[0], stack))
 
-        def given(before: Any, args: tuple[Any, ...], _: dict[str, Any], __: Any) -> None:
-            tensor = args[0]
-            if unseen(tensor) != before:
+        def given(held: Any, args: tuple[Any, ...], _: dict[str, Any], __: Any) -> None:
+            tensor, (before, storage) = args[0], held or (None, None)
+            with _torch.hushed():
+                is_other = _memory(tensor) != before
+            if is_other:
                 stack = core.stack(1)
-                guard(lambda: self._replace(tensor, stack))
+                guard(lambda: self._replace(tensor, stack, before, storage))
                 for note in self.on_replaced:
                     guard(functools.partial(note, tensor, args[1], before, stack))
             elif args[1] is not tensor:
@@ -239,14 +243,16 @@ class Uncounted(Detector):
         for note in self.on_data_read:
             note(tensor)
 
-    def _replace(self, tensor: torch.Tensor, stack: RawStack) -> None:
+    def _replace(self, tensor: torch.Tensor, stack: RawStack, before: Any, storage: Any) -> None:
         core = self._core
         clock = core.tick()
         # The memory may have another name with another counter: a flat buffer, for example.
         self.open(tensor, "data_attribute", stack)
         self.on_bypass()
         number = _torch.sequence_number()
-        self.replaced[id(tensor)] = Replaced(_torch.weak_tensor(tensor), clock, stack, number)
+        known = self.replacement_of(tensor)
+        earlier = [*(known.earlier if known else ()), Earlier(clock, number, before, storage)][-_REPLACEMENTS_KEPT:]
+        self.replaced[id(tensor)] = Replaced(_torch.weak_tensor(tensor), clock, stack, number, tuple(earlier))
         self.youngest = max(self.youngest, number)
 
     def _storage_written(self, name: str, _: Any, args: tuple[Any, ...], __: Any, stack: RawStack) -> None:
@@ -274,17 +280,6 @@ class Uncounted(Detector):
                     self._evaluated.add(self.open(one, "statistics", stack))
         elif keys & self._evaluated:  # only a forward in eval mode has saved them for a gradient
             self.log(statistics, "statistics", "batch_norm", "statistics", stack)
-
-    def _communicated(self, name: str, position: int, _: Any, args: Any, kwargs: Any, stack: RawStack) -> None:
-        if name in ("broadcast", "reduce"):
-            root = kwargs.get("src" if name == "broadcast" else "dst", args[1] if len(args) > 1 else None)
-            writes_here = (torch.distributed.get_rank() == root) != (name == "broadcast")
-            # Gloo reduces in the memory of all ranks, whichever gets the result.
-            in_all = name == "reduce" and torch.distributed.get_backend(kwargs.get("group")) == "gloo"
-            if root is not None and not writes_here and not in_all:
-                return
-        target = args[position] if len(args) > position else next(iter(kwargs.values()), None)
-        self.log(target, "collective", name, "collective", stack)
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Log the writes of an optimizer's fused kernels in the step that has just ended."""
@@ -371,8 +366,8 @@ class Notes:
         if version == noted.version and self.is_quiet:
             return None
         storage = _torch.storage_or_none(tensor)
-        replaced = self._uncounted.replaced.get(id(tensor))
-        if replaced is not None and replaced.clock > noted.clock and replaced.tensor() is tensor:
+        replaced = self._uncounted.replaced_since(tensor, noted.clock)
+        if replaced is not None:
             info = conflicts.tensor_info(tensor, was_leaf=tensor.is_leaf)
             write = Write(
                 clock=replaced.clock,

@@ -153,15 +153,15 @@ class Prescan(Detector):
         if not _torch.is_read_by_backward(node, slot):
             return
         storage, thread = _torch.storage_or_none(tensor), backward.thread
-        replaced = self._uncounted.replacement_of(tensor)
-        is_bypassed = replaced is not None or storage in self._uncounted.bypasses
+        is_bypassed = storage in self._uncounted.bypasses or self._uncounted.replacement_of(tensor) is not None
         # Most are not; what follows costs ten times as much.
         if not is_bypassed and self._exports.is_as_saved(storage, number, thread, slot, tensor):
             return
         made = call_that_made(self._core, number, thread)
         writes: tuple[Write, ...] = ()
         bypass_kind, bypass_stack = "data_attribute", None
-        if replaced is not None and _younger(replaced, number, made):
+        replaced = self._uncounted.replaced_since(tensor, lambda one: _younger(one, number, made))
+        if replaced is not None:
             info = conflicts.tensor_info(tensor, was_leaf=tensor.is_leaf)
             writes = (_write(replaced.clock, replaced.stack, "data =", "op", info.region, replaced.sequence),)
             bypass_stack = replaced.stack
@@ -251,8 +251,8 @@ class Prescan(Detector):
     def _changes(self, storage: int | None, tensor: torch.Tensor, made: Any) -> list[int]:
         """When what ``tensor`` holds changed: by writes, and where it was given its present memory after the save."""
         clocks = [raw.clock for raw in self._uncounted.writes().get(storage or 0, ())]
-        replaced = self._uncounted.replacement_of(tensor)
-        return clocks if replaced is None or replaced.clock <= made.clock else [*clocks, replaced.clock]
+        replaced = self._uncounted.replaced_since(tensor, made.clock)
+        return clocks if replaced is None else [*clocks, replaced.clock]
 
     def _before(self, number: int, slot: str, tensor: torch.Tensor, made: Any) -> Any:
         """The bytes of a saved value at its save, where a copy is left; None otherwise."""
@@ -265,8 +265,8 @@ class Prescan(Detector):
 
 def bypass_of(uncounted: Uncounted, exports: Exports, kept: Kept) -> PastCounter | None:
     """How a kept value has been overwritten past the counter; None where that was not seen."""
-    replaced = uncounted.replacement_of(kept.source() if kept.source is not None else None)
-    if replaced is not None and replaced.clock > kept.clock and kept.current is not kept.alias:
+    replaced = uncounted.replaced_since(kept.source() if kept.source is not None else None, kept.clock)
+    if replaced is not None and kept.current is not kept.alias:
         write = _write(replaced.clock, replaced.stack, "data =", "op", None, replaced.sequence)
         return PastCounter("data_attribute", write.site, write)
     storage = _torch.storage_or_none(kept.alias)

@@ -9,7 +9,8 @@ from typing import Any
 
 from gradsan import _torch
 from gradsan.record.guarding import Guard
-from gradsan.record.log import Core
+from gradsan.record.log import Core, RawStack
+from gradsan.record.patches import Patches, standing
 from gradsan.record.steps import RawBackward, as_backward
 
 _STACKS_KNOWN = 256
@@ -140,3 +141,29 @@ def _with(listeners: tuple[Any, ...], listener: Any, wanted: bool) -> tuple[Any,
     if not wanted:
         return tuple(one for one in listeners if one != listener)
     return listeners if listener in listeners else (*listeners, listener)
+
+
+def watch_after(
+    core: Core,
+    patches: Patches,
+    guard: Callable[[Callable[[], object]], None],
+    owner: Any,
+    name: str,
+    note: Callable[[Any, tuple[Any, ...], dict[str, Any], RawStack], object],
+    is_due: Callable[[tuple[Any, ...], dict[str, Any]], bool] = lambda args, kwargs: True,
+) -> None:
+    """Call ``note`` with the result, the arguments and the stack of each call of a function, until ``patches`` ends."""
+    original = standing(owner, name)
+    if original is None:
+        return
+
+    def called(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if is_due(args, kwargs) and not _torch.is_compiling():
+            stack = core.stack(1)
+            guard(lambda: note(result, args, kwargs, stack))
+
+    watched = core.listener(original, None, called)
+    patches.set(owner, name, watched)
+    shown = _torch.ShownToModes([(original, watched)])
+    shown.put()
+    patches.on_undo(shown.undo)

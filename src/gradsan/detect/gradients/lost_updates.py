@@ -207,8 +207,8 @@ class LostUpdates(Detector):
         ]
         for sample in one.samples:
             leaf = sample.leaf()
-            given = None if leaf is None else self._uncounted.replacement_of(leaf)
-            if given is not None and given.clock > one.clock:
+            given = None if leaf is None else self._uncounted.replaced_since(leaf, one.clock)
+            if given is not None:
                 found.append(Update(given.clock, given.stack, "data =", given.sequence, by_gradient(given.stack)))
         return min(found, key=lambda update: update.clock, default=None)
 

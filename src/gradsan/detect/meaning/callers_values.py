@@ -101,6 +101,17 @@ def given_twice(raw: RawWrite, written: Site) -> tuple[int, int, str, source.Sec
     return None
 
 
+def gives_one_twice(written: Site, own: Frame, names: tuple[str, str]) -> bool:
+    """Whether the caller of the function at ``own`` gives one expression for both: ``standardise(x, x)``."""
+    frames, position = written.frames, written.frames.index(own)
+    outer = max((at for at, frame in enumerate(frames[:position]) if frame.is_user), default=None)
+    if outer is None or not {one.removesuffix(".data") for one in names} <= set(source.parameter_names(own)):
+        return False
+    between = frames[outer + 1 : position]
+    first, second = (source.callers_expression(one, own, frames[outer], between) for one in names)
+    return first is not None and first == second
+
+
 class WritesToCallers:
     """Cache of writes to a value that the caller then read, by pair of lines."""
 

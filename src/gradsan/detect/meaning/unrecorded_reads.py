@@ -294,8 +294,8 @@ class ChangedLosses(Finder):
             if raw.storage == storage and raw.kind not in QUIET_KINDS and raw.stack is not made.stack
         ]
         found = [(raw.clock, raw.stack, raw.op) for raw in raws]
-        given = self._uncounted.replacement_of(loss)
-        if given is not None and given.clock > made.clock:
+        given = self._uncounted.replaced_since(loss, made.clock)
+        if given is not None:
             found.append((given.clock, given.stack, "data ="))
         own = [one for one in found if is_of_program(one[1])]
         if not own or own[0][1] in self._described:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import collections
 import itertools
-import re
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
@@ -30,7 +29,7 @@ from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.detect.memory import Uncounted
 from gradsan.detect.one_tensor.kept_references import reads_at
 from gradsan.detect.one_tensor.second_names import Arrays, DetachedLeaves
-from gradsan.model import Clue, Failure, Frame, Site
+from gradsan.model import Clue, Failure, Site
 from gradsan.record.detector import Run
 from gradsan.record.log import RawStack, RawWrite, logged_writes
 from gradsan.record.stacks import is_of_program, is_user_file, symbolise
@@ -38,7 +37,6 @@ from gradsan.record.steps import RawBackward
 
 OWN, DIFFERENCE, DROPPED = "own_operand", "own_difference", "update_dropped"
 _STACKS, _STATES, _FOLLOWED = 256, 4, 32
-_OF_ARRAY = re.compile(r"torch\.(?:from_numpy|as_tensor|asarray)\(([^,()]*)\)")
 _LISTENER_FRAMES = 3
 """The frames between a call and :meth:`OwnOperands.result`; without them a stack is that of the call's write."""
 _COMPARES = frozenset({"__sub__", "sub", "subtract", "mse_loss", "l1_loss", "dist"})
@@ -164,6 +162,8 @@ class OwnOperands(RoundDetector):
                 clue = Clue("written", site, name=name, op=held, values=self._computed[stack])
                 self._found(Failure(DROPPED, "", "", symbolise(entry.stack), (clue,), raised=False))
         due = [one for one in self._own if is_last and one not in self._described]
+        if due:
+            from gradsan.detect.one_tensor.own_pairs import compared, is_meant
         # An update with a difference is more telling than the difference.
         for stack in sorted(due, key=lambda one: self._own[one][0] in _COMPARES):
             self._described.add(stack)
@@ -173,13 +173,13 @@ class OwnOperands(RoundDetector):
                 continue
             row = DIFFERENCE if op in _COMPARES else OWN
             if row == DIFFERENCE:
-                pair = _compared(frame, facts, len(self._twice[stack]))
+                pair = compared(frame, facts, len(self._twice[stack]))
             else:
                 pair = source.mixed_operand(frame, op) if facts["is_mixed"] else source.target_and_operand(frame, op)
                 pair = pair or source.own_difference(frame, op)
             is_known = row == DIFFERENCE and any(reads_at(one, frame) for one in self._known)
             before = self._before.get(stack)
-            if pair is not None and (_is_written_back(frame, pair, before) or _is_passed_on(frame, pair, op, before)):
+            if pair is not None and is_meant(site, pair, op, before):
                 continue
             # A line that computes with the same two the other way round has the same cause.
             if pair and not is_known and (at := (frame.file, frame.function, frozenset(pair))) not in self._described:
@@ -366,55 +366,3 @@ def _is_of_itself(op: str, tensors: Sequence[torch.Tensor]) -> bool:
     """Whether this is the difference of two tensor objects with the same elements."""
     is_difference = op.strip("_").removeprefix("r") == "sub" and len(tensors) == 2 and tensors[0] is not tensors[1]
     return is_difference and len({_torch.weak_identity(one)[::2] for one in tensors}) == 1
-
-
-def _is_written_back(frame: Frame, pair: tuple[str, str], before: RawWrite | None) -> bool:
-    """Whether the operand was made from the target and then written: ``q = p.float(); q.add_(u); p.copy_(q)``.
-
-    The target has those values then, whether or not the conversion has copied. A backup to be restored is another
-    case: there the target was written by its own name since.
-    """
-    target, name = pair
-    written = None if before is None else symbolise(before.stack).user_frame
-    if before is None or written is None or (written.file, written.function) != (frame.file, frame.function):
-        return False
-    expression = source.written_expression(written, before.op)
-    if expression is None or expression.removesuffix(".data") != name:
-        return False
-    made = (place for _, place in source.assignments(written, name) if source.in_same_function(place, written))
-    read = [one for place in made if (at := source.statement_at(place)) for one in source.consumed_names(at)]
-    return any(one == target or one.startswith(f"{target}.") for one in read)
-
-
-def _is_passed_on(frame: Frame, pair: tuple[str, str], op: str, before: RawWrite | None) -> bool:
-    """Whether the operand is what a function made of the target: ``p.copy_(new)`` after ``new = project(p, bounds)``.
-
-    There is nothing to copy where it has returned the target itself. If the target was written since, ``new`` is rather
-    a backup.
-    """
-    target, name = pair
-    line, given = source.made_by_call(frame, name) if op == "copy_" else (0, frozenset())
-    written = None if before is None else symbolise(before.stack).user_frame
-    is_backup = written is not None and (not source.in_same_function(written, frame) or written.line > line)
-    return target in given and line < frame.line and not is_backup
-
-
-def _compared(frame: Frame, facts: dict[str, Any], twice: int) -> tuple[str, str] | None:
-    """Return the two names that an operation at ``frame`` compares; of non-leaf tensors one must be a gradient.
-
-    ``twice`` is the number of tensors passed twice, not as aliases. A kernel of points with themselves gets one
-    so, as does a function of two arguments from some callers; a list of parameters compared with itself has several.
-    What a call returns has no name; it counts where the memory was written: ``quantised(w) - w``.
-    """
-    names = [re.sub(r"\.(data|detach\(\))", "", one) for one in source.operand_expressions(frame)]
-    called = source.called_operand(frame) if len(names) == 1 and (facts["is_written"] or facts["is_array"]) else None
-    if called is not None:
-        array = _OF_ARRAY.fullmatch(called) if facts["is_array"] else None
-        names = [called, *names] if array is None else [*names, array[1]]
-    line = source.source_line(frame.file, frame.line) or ""
-    is_leaf = facts["is_leaf"] or any(f"{one}.data" in line for one in names)
-    if len(names) != 2 or names[0] == names[1]:
-        return None
-    if twice and is_leaf and (twice == 1 or all(source.is_argument(frame, one) for one in names)):
-        return None
-    return (names[0], names[1]) if is_leaf or any(one.endswith(".grad") for one in names) else None
