@@ -58,6 +58,25 @@ ENTROPY = """
 """
 
 
+SHARED_AVERAGE = """
+import torch
+torch.manual_seed(2)
+net, other = torch.nn.Linear(3, 4), torch.nn.Linear(4, 1)
+first, second = torch.optim.SGD(other.parameters(), lr=0.1), torch.optim.SGD(net.parameters(), lr=0.1)
+average = [p.data.clone() for p in net.parameters()]
+for _ in range(6):
+    hidden = net(torch.randn(5, 3))
+    one, two = other(hidden.detach()).mean() ** 2, other(hidden).exp().mean()
+    first.zero_grad()
+    one.backward()
+    first.step()
+    second.zero_grad()
+    two.backward()
+    second.step()
+    for number, p in enumerate(net.parameters()):
+        average[number] -= 0.1 * (average[number] - p.data)
+        p.data = average[number]
+"""
 ANOTHER_ERROR = """
     import sys, torch
     torch.manual_seed(0)
@@ -134,6 +153,17 @@ def test_a_program_that_has_another_error_too_is_mended_up_to_there(tmp_path, mo
     assert not runs_well(target, Limits(), ends_by=found.left)
     (tmp_path / "main.py").write_bytes(next(iter(found.patches[0].files.values())))
     assert (runs_well(target, Limits()), runs_well(target, Limits(), ends_by=found.left)) == (False, True)
+
+
+def test_a_silent_fault_of_the_healed_program_is_another_one(tmp_path, monkeypatch):
+    found = search(tmp_path, monkeypatch, SHARED_AVERAGE)
+    assert [one.code for one in found.diagnoses] == ["GS110", "GS216"]
+    fix = found.diagnoses[0].fixes[0]
+    assert (fix.kind, fix.verification.status, fix.verification.training) == ("reorder_step", "passed", "same")
+    assert (len(found.chosen), found.remaining) == (1, ("GS216",))
+    target = ("script", "main.py", ())
+    (tmp_path / "main.py").write_bytes(next(iter(found.patches[0].files.values())))
+    assert (runs_well(target, Limits()), runs_well(target, Limits(), remaining=found.remaining)) == (False, True)
 
 
 @pytest.mark.parametrize(

@@ -222,9 +222,16 @@ class _Fixing:
         from gradsan.repair import runs_well
 
         def is_well() -> bool:
-            return runs_well(self._asked(), self.limits, lets_through=found.lets_through, ends_by=found.left)
+            return runs_well(
+                self._asked(),
+                self.limits,
+                lets_through=found.lets_through,
+                ends_by=found.left,
+                remaining=found.remaining,
+            )
 
-        best = next(fix for fix in found.diagnoses[-1].fixes if fix.verification.status == "passed")
+        mended = found.diagnoses[len(found.chosen) - 1]
+        best = next(fix for fix in mended.fixes if fix.verification.status == "passed")
         if not is_wanted(best, number, asks=asks, language=self.language):
             return False
         return apply_fix(found.patches, 1 if number is None else number, is_well, asks=asks, language=self.language)

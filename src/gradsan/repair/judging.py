@@ -59,6 +59,7 @@ class Judge:
     that bypasses autograd, or a gradient that the loss reads, without a graph, which may have been meant to have one:
     the correct gradients are unknown. ``so_far`` is the patch for the faults before this one. ``spared`` is the message
     for a change after which the fault's write no longer reaches its caller's tensor; None where that loses a write.
+    ``others`` are the silent findings of the reference beside this fault, which no candidate for it is to mend.
     """
 
     reference: Trial
@@ -70,6 +71,7 @@ class Judge:
     unrecorded: Message | None = None
     so_far: Patch = field(default_factory=Patch)
     spared: Message | None = None
+    others: tuple[Diagnosis, ...] = ()
 
     def tried(self, fix: Fix, patch: Patch, trial: Trial, before: Trial) -> Tried:
         """The candidate ``fix`` with the results of its ``trial``; ``before`` is the program's trial without it."""
@@ -79,8 +81,11 @@ class Judge:
         runs = trial.recording.finished and not faults_of(trial)
         went_further = not trial.timed_out and self._went_further(trial, before, patch)
         is_known = comparison.has_reference and self.is_replayable and has_numbers
+        # What the reference is told of, too, with equal gradients, is another fault.
+        leaves = is_known and comparison.is_equal and self._leaves_others(trial, patch)
         # A run that ends with another, silent finding may still have lost gradients.
-        loss = _loss(comparison, training, fix) if runs or (trial.recording.finished and comparison.lost) else None
+        is_over = runs or leaves or (trial.recording.finished and comparison.lost)
+        loss = _loss(comparison, training, fix) if is_over else None
         keeps_values = is_known and fix.kind in _KEEPS_VALUES and fix.summary.key not in MEANT
         is_another = runs and keeps_values and begins_with_another_loss(reference, trial.recording)
         if is_another and self.spared is None:
@@ -89,8 +94,10 @@ class Judge:
         goes_as_far = not runs and self._ends_as_the_reference(comparison, training, trial, patch)
         if runs and loss is None and reference.finished and candidate.unused > reference.unused:
             loss = Message("fix.unused_backwards", {"count": candidate.unused - reference.unused})
-        passed = (runs or goes_as_far) and loss is None
+        passed = (runs or leaves or goes_as_far) and loss is None
         detail = loss or self._detail(trial, patch, runs, went_further)
+        if leaves and loss is None:
+            detail = Message("fix.another_fault", {"what": self._failure(trial, patch)})
         if goes_as_far:
             detail = Message("fix.another_failure", {"what": self._failure(trial, patch)})
         verdict = _verdict(comparison, training, passed, is_known)
@@ -147,6 +154,13 @@ class Judge:
         if self.is_of_values:
             return _is_born_later(trial, before, patch, self.so_far)
         return _progress(trial) > _progress(before) or _has_another_fault(trial, before, patch, self.so_far)
+
+    def _leaves_others(self, trial: Trial, patch: Patch) -> bool:
+        """Whether the trial ran to its end, and every finding in it is one of ``others``."""
+        left = faults_of(trial)
+        if not (left and trial.recording.finished) or self.is_of_values:
+            return False
+        return all(any(is_same_finding(one, patch, other, Patch()) for other in self.others) for one in left)
 
     def _ends_as_the_reference(self, comparison: Comparison, training: Training, trial: Trial, patch: Patch) -> bool:
         """Whether the healed original ends with the same error, which is another fault, after an equal training."""
@@ -291,6 +305,15 @@ def findings_to_try(trial: Trial) -> list[Diagnosis]:
     if not faults or faults[0].severity != "error" or any(fix.lines for fix in faults[0].fixes):
         return faults
     return [*faults, *(one for one in trial.diagnoses if one not in faults)]
+
+
+def is_same_finding(one: Diagnosis, patch: Patch, other: Diagnosis, other_patch: Patch) -> bool:
+    """Whether two runs, each with a patch, have told of one fault: the same code, and a place in common on disk."""
+    mine, others = (
+        set().union(*(_places(role, fault, made) for role in {label.role for label in fault.labels} - {"used"}))
+        for fault, made in ((one, patch), (other, other_patch))
+    )
+    return one.code == other.code and not mine.isdisjoint(others)
 
 
 def _progress(trial: Trial) -> tuple[bool, int, int]:

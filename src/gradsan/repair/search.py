@@ -25,6 +25,7 @@ from gradsan.repair.judging import (
     callers_value,
     faults_of,
     findings_to_try,
+    is_same_finding,
     layers_argument,
 )
 from gradsan.repair.libraries import untried
@@ -66,8 +67,9 @@ class Found:
     ``chosen`` are the fixes that got the program further, one for each fault in order. ``patches`` are those of the
     last fault whose program runs to its end, best first, in the order of their fixes; each contains the chosen fixes of
     the faults before it. ``exception`` is how the original program fails, ``left`` how it still fails after all fixes
-    that helped. ``is_incomplete`` says that it could not be run to its failure. ``lets_through``: the user agreed that
-    trials may have effects outside of the scratch layer. ``files`` are the user's files that the program read.
+    that helped; ``remaining`` are the codes of silent faults that these patches leave. ``is_incomplete`` says that it
+    could not be run to its failure. ``lets_through``: the user agreed that trials may have effects outside of the
+    scratch layer. ``files`` are the user's files that the program read.
     """
 
     diagnoses: tuple[Diagnosis, ...] = ()
@@ -75,6 +77,7 @@ class Found:
     patches: tuple[Patch, ...] = ()
     exception: tuple[str, str] | None = None
     left: tuple[str, str] | None = None
+    remaining: tuple[str, ...] = ()
     problems: tuple[Message, ...] = ()
     is_incomplete: bool = False
     seen: Seen = field(default_factory=Seen)
@@ -207,6 +210,7 @@ def _find(
     chosen: list[Fix] = []
     patch = Patch()
     winners: tuple[Tried, ...] = ()
+    mended = 0
     for _ in range(limits.faults):
         first_fault = faults_of(current)[0]
         fault = _to_try(search, findings_to_try(current), patch)
@@ -214,7 +218,7 @@ def _find(
         ranked = ranked_fixes(measured(tried, partial(_measured, search)), was_refused=was_refused(fault))
         ranked[:1] = [_without_needless(search, one, patch, current) for one in ranked[:1]]
         diagnoses.append(on_disk(replace(fault, fixes=(*(one.fix for one in ranked), *rest)), patch))
-        winners = tuple(one for one in ranked if one.passed)
+        passed = tuple(one for one in ranked if one.passed)
         best = next((one for one in ranked if one.passed or one.went_further), None)
         if best is None:
             if fault is not first_fault:
@@ -222,14 +226,20 @@ def _find(
             break
         chosen.append(best.fix)
         patch, current = best.patch, best.trial
-        if best.passed or not faults_of(current):
+        if passed:
+            winners, mended = passed, len(chosen)
+        if not faults_of(current):
             break
+    if winners:
+        # Of a fault behind those that the patches mend, no candidate has passed.
+        chosen, current, diagnoses = chosen[:mended], winners[0].trial, diagnoses[: mended + 1]
     return Found(
         diagnoses=tuple(diagnoses),
         chosen=tuple(chosen),
         patches=tuple(one.patch for one in winners),
         exception=first.recording.exception,
         left=current.recording.exception,
+        remaining=tuple(dict.fromkeys(one.code for one in faults_of(current))) if winners else (),
         problems=() if judge.is_replayable else (Message("fix.not_replayable"),),
         seen=first.seen,
         output=first.output,
@@ -273,17 +283,22 @@ def _kept_aside(files: Sequence[str], cwd: Path | None) -> Message:
 
 
 def runs_well(
-    target: Target, limits: Limits, *, lets_through: bool = False, ends_by: tuple[str, str] | None = None
+    target: Target,
+    limits: Limits,
+    *,
+    lets_through: bool = False,
+    ends_by: tuple[str, str] | None = None,
+    remaining: Sequence[str] = (),
 ) -> bool:
     """Whether the program on disk ends within the limits, without a fault, and with no exception but one.
 
-    ``ends_by`` is the exception that also ends the healed program.
+    ``ends_by`` is the exception that also ends the healed program, ``remaining`` the codes of faults that it has, too.
     """
     with Runner(_target(target), is_warm=False) as runner:
         trial = runner.run(replace(_request(target, limits), lets_through=lets_through))
     is_well = trial.recording.exception is None and trial.status == 0
     is_well = is_well or (ends_by is not None and trial.recording.exception == ends_by)
-    return not trial.timed_out and is_well and not faults_of(trial)
+    return not trial.timed_out and is_well and all(one.code in remaining for one in faults_of(trial))
 
 
 def _side_by_side(*trials: Trial) -> int:
@@ -328,6 +343,11 @@ def _try_all(search: _Search, fault: Diagnosis, patch: Patch, before: Trial) -> 
         is_of_values=fault.nonfinite is not None,
         unrecorded=_unrecorded(fault) or _undefined(search, fault, before),
         so_far=patch,
+        others=tuple(
+            one
+            for one in search.judge.reference.findings
+            if one.severity == "warning" and not is_same_finding(fault, patch, one, Patch())
+        ),
         spared=callers_value(fault, patch, zip((one for _, one in candidates), trials, strict=True))
         or layers_argument(fault),
     )

@@ -112,9 +112,9 @@ class _Watch:
             "failed_by": self.failed_by,
             "compiled": None if self.compiled is None else self.compiled.results(self.recorder.names),
         }
-        if self._is_reference:
-            return answer
         report = self.session.report()
+        if self._is_reference:
+            return {**answer, "findings": report.diagnoses}
         return {
             **answer,
             "diagnoses": tuple(with_candidates(diagnosis) for diagnosis in report.diagnoses),

@@ -166,7 +166,8 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The result of a run. ``status`` is None where it timed out; ``diagnoses`` with every fix that has lines.
+    """The result of a run. ``status`` is None where it timed out; ``diagnoses`` with every fix that has lines, which a
+    healed run does not have: it tells of ``findings`` alone.
 
     ``is_answered`` says that its process wrote an answer: a kernel may kill it, the program may leave by ``os._exit``.
     ``output`` is all its output, ``printed`` its standard output; ``failed_at`` is the file and line of the user's code
@@ -183,6 +184,7 @@ class Trial:
     status: int | None
     recording: Recording = field(default_factory=Recording)
     diagnoses: tuple[Diagnosis, ...] = ()
+    findings: tuple[Diagnosis, ...] = ()
     written: tuple[frozenset[str], ...] = ()
     seen: Seen = field(default_factory=Seen)
     seconds: float = 0.0
