@@ -61,6 +61,7 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     steps.reorder_step,
     steps.reorder_update,
     backwards.backward_first,
+    backwards.one_backward,
     graphs.recompute_forward,
     kept_values.recompute_from_kept,
     chains.backward_for_own,
@@ -143,7 +144,7 @@ def with_lines(diagnosis: Diagnosis) -> Diagnosis:
             replace(cut, how_changed=fix.how_changed) if fix.summary.key == graphs.CUT_ONCE and not fix.lines else fix
             for fix in fixes
         ]
-    first_of_all = ("differentiate_base", kept_values.CUT)
+    first_of_all = ("differentiate_base", kept_values.CUT, "one_backward")
     fixes = [*(one for one in candidates if one.kind in first_of_all and one not in fixes), *fixes]
     if fixes and fixes[0].meaning == "preserved":
         fixes.sort(key=lambda fix: not fix.lines or fix.meaning != "preserved")

@@ -1,20 +1,26 @@
-"""Earlier backward: the call moved before the statements that overwrite its saved values.
+"""Earlier backward, or one backward of two: the call before the statements that overwrite its saved values.
 
 The usual shape: weights are swapped, merged or pruned for an evaluation between the loss and its backward. The
 write cannot be delayed, since code in between reads it; the backward can run first, as nothing in between is
 computed from gradients.
+
+A loss that trains several networks is often sent back once for each of their optimizers. The first backward fills the
+gradients of all, so the later one only repeats it.
 """
 
 from __future__ import annotations
 
 import ast
 
-from gradsan.model import Diagnosis, Fix
+from gradsan.model import Diagnosis, Fix, Lines
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.rewrite.moving import is_whole_lines, names_bound, names_read
+from gradsan.source.tree import SourceFile
 
 _LEAVING = (ast.Return, ast.Continue, ast.Break, ast.Raise, ast.Yield, ast.YieldFrom, ast.Await)
 _OF_GRADIENTS = frozenset({"backward", "grad", "step", "unscale_", "update"})
+ONCE = "fix.one_backward"
+"""The message key of one backward for several optimizers."""
 
 
 def backward_first(diagnosis: Diagnosis) -> tuple[Fix, ...]:
@@ -49,6 +55,69 @@ def backward_first(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     texts = [*(blocks.text_of(source, node) for node in moved), source.lines[start - 1]]
     return (
         blocks.fix("reorder_update", blocks.lines_changed(source, {**away, start: "\n".join(texts)}), "backward_first"),
+    )
+
+
+def one_backward(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """Leave a second backward of the same loss out, and clear before the first what is cleared in between.
+
+    Only where another optimizer steps in between, and the gradients for the later one are cleared there: then both
+    backwards give it the same ones, each once.
+    """
+    used = blocks.first(diagnosis, "used")
+    place = None if used is None or diagnosis.silent else next(blocks.placements(used), None)
+    later = None if place is None else blocks.method_call(place.statement, "backward")
+    if place is None or later is None or not isinstance(later.func, ast.Attribute):
+        return ()
+    source, loss = place.source, _call_as_written(place.source, later)
+    first = next((at for at in range(place.index - 1, -1, -1) if _runs_backward(place.block[at])), None)
+    call = None if first is None else blocks.method_call(place.block[first], "backward")
+    if first is None or call is None or _call_as_written(source, call) != loss:
+        return ()
+    between = place.block[first + 1 : place.index]
+    cleared = [node for node in between if blocks.method_call(node, "zero_grad") is not None]
+    stepped = {owner for node in between if (owner := _owner(source, node, "step"))}
+    follower = blocks.next_optimizer(place)
+    if not cleared or not stepped or follower is None or follower in stepped:
+        return ()
+    if any(_owner(source, node, "zero_grad") in stepped for node in cleared):
+        return ()
+    if names_bound(between) & names_read([place.statement]) or any(map(_reads_gradients, between)):
+        return ()
+    whole = [place.block[first], place.statement, *cleared]
+    if not all(is_whole_lines(source, node) for node in whole):
+        return ()
+    return (Fix.worded(ONCE, {}, _merged(source, whole), keeps=True, kind="one_backward"),)
+
+
+def _merged(source: SourceFile, whole: list[ast.stmt]) -> Lines:
+    """The lines of the first of two backwards, with the arguments of the second, and behind what is cleared."""
+    first, second, *cleared = whole
+    away = {line: text for node in whole for line, text in blocks.removed(source, node).items()}
+    texts = [*(blocks.text_of(source, node) for node in cleared), blocks.text_of(source, second)]
+    return blocks.lines_changed(source, {**away, source.span(first).line: "\n".join(texts)})
+
+
+def _call_as_written(source: SourceFile, call: ast.Call) -> tuple[str, ...]:
+    """What a backward starts from, and its arguments but for ``retain_graph``, as written."""
+    keywords = (source.text(one) for one in call.keywords if one.arg != "retain_graph")
+    return source.text(call.func), *(source.text(one) for one in call.args), *keywords
+
+
+def _owner(source: SourceFile, node: ast.stmt, method: str) -> str | None:
+    call = blocks.method_call(node, method)
+    return source.text(call.func.value) if call is not None and isinstance(call.func, ast.Attribute) else None
+
+
+def _runs_backward(node: ast.stmt) -> bool:
+    return any(isinstance(one, ast.Attribute) and one.attr == "backward" for one in ast.walk(node))
+
+
+def _reads_gradients(node: ast.stmt) -> bool:
+    """Whether a statement reads gradients otherwise than by a step, or leaves the block."""
+    return any(
+        isinstance(one, _LEAVING) or (isinstance(one, ast.Attribute) and one.attr in _OF_GRADIENTS - {"step"})
+        for one in ast.walk(node)
     )
 
 

@@ -68,7 +68,11 @@ def reorder_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     if not _may_move(place, list(steps)):
         # Only a copy of its gradients is what such a step would have had; left there, they would add up where it clears
         # between its step and that backward alone.
-        return tuple(both) if shared or _steps_again(place, list(steps)) else (*both, *kept)
+        if not _steps_again(place, list(steps)):
+            return tuple(both) if shared else (*both, *kept)
+        once = blocks.fix("reorder_step", blocks.lines_changed(source, away), "step_once")
+        is_one = not followers and not _is_cleared_between(place, list(steps))
+        return (*both, once) if is_one and len(steps) == 1 else tuple(both)
     apart = None if optimizer is None else blocks.with_inputs(source, backward, optimizer)
     if apart is not None:
         texts = {**away, span.line: f"{apart}\n{moved}"}

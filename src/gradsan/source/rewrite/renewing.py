@@ -54,13 +54,36 @@ def run_again(
     """The changed lines that repeat, after the last of the writes, the statements that the backward's loss depends on.
 
     First the assignments from the save on that depend on its values: inputs and random numbers drawn before
-    are kept. Then all assignments of the block. All are stacks of the user's frames, outermost first. Empty
-    where the writes and the backward are not in one block, in this order, or where random numbers would be drawn again.
+    are kept. Then all assignments of the block. All are stacks of the user's frames, outermost first. Where one
+    statement both saves and writes, a function that it calls computes the loss and steps: then what that one goes on
+    to read. Empty where the writes and the backward are not in one block, in this order, or where random numbers would
+    be drawn again.
     """
     place = _behind_writes(written, used)
     if place is None:
         return []
     source, block, last, backward = place
+    if saved is not None and any(node is block[last] for _, _, node in blocks_around(saved)):
+        inner = [_behind_writes([saved], one) for one in written]
+        first, *others = inner
+        if first is None or any(one is None or one[1] is not first[1] for one in others):
+            return []
+        source, block = first[:2]
+        last = max(one[3] for one in inner if one is not None)
+        return _repeated(source, block, last, block[last + 1 :], saved, written)
+    after = [*block[last + 1 : backward], *_until(block[backward], used)]
+    return _repeated(source, block, last, after, saved, written)
+
+
+def _repeated(
+    source: SourceFile,
+    block: list[ast.stmt],
+    last: int,
+    after: list[ast.stmt],
+    saved: Sequence[Frame] | None,
+    written: Sequence[Sequence[Frame]],
+) -> list[Lines]:
+    """The changed lines that repeat, behind the statement at ``last``, what ``after`` reads of those before it."""
     if not is_whole_lines(source, block[last]):
         return []
     roots = [] if saved is None else [node for _, other, node in blocks_around(saved) if other is block][:1]
@@ -75,7 +98,6 @@ def run_again(
     for first, only_from in ((min(map(block.index, roots), default=last), set(roots)), (0, None)):
         if first >= last:
             continue
-        after = [*block[last + 1 : backward], *_until(block[backward], used)]
         again = _slice(source, block[first:last], after, only_from)
         drawn = [] if only_from is None else _draws_of(again)
         if not again or _draws(again, saved or (), {call for _, call in drawn}):
@@ -281,7 +303,7 @@ def _slice(
         if only_from is None or node in only_from or names_read([node]) & tainted:
             hanging.add(node)
             tainted |= names_bound([node])
-    needed = names_exposed(after)
+    needed = names_exposed(after) - _only_logged(source, after)
     again: list[ast.stmt] = []
     for node in reversed(between):
         if isinstance(node, ast.FunctionDef) and node.name in needed:
@@ -296,6 +318,14 @@ def _slice(
         again.append(node)
         needed = (needed - bound) | names_read([node])
     return again[::-1]
+
+
+def _only_logged(source: SourceFile, nodes: list[ast.stmt]) -> set[str]:
+    """The names of which the statements read nothing but ``name.item()``: a log shows the value that was learnt from."""
+    names = [one for node in nodes for one in ast.walk(node) if isinstance(one, ast.Name)]
+    above = [(one.id, source.parents.get(one, (None, ""))[0]) for one in names]
+    read = {name for name, parent in above if not (isinstance(parent, ast.Attribute) and parent.attr == "item")}
+    return {one.id for one in names} - read
 
 
 def fresh_name(source: SourceFile, name: str) -> str:

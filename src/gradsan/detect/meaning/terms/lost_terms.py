@@ -9,7 +9,9 @@ that follow. A term is reported if its gradients went unused in two of these rou
 A term may have no gradient for other parameters by its nature, like ``judge(real).mean()`` in a loss that both
 sides use in turn. The source shows whether its graph was cut. If it was not, nothing is reported if the
 program's own code reads gradients, or if another line's loss has a term made at the same place that reaches the same
-leaves: several phases take turns with one objective. Nothing is reported either of a backward that is made for hooks:
+leaves: several phases take turns with one objective. Cut or not, nothing is reported where another line's loss has the
+same terms, by their source, and some step has updated what the term reaches: one loss for several optimizers, each of
+which uses its part. Nothing is reported either of a backward that is made for hooks:
 one that passes hooks on its way, or whose other terms' gradients are cleared unused, too.
 
 A term may also be left out of the loss: a number with a graph, computed by the function that calls backward from
@@ -72,6 +74,8 @@ class _Term:
     term: Clue
     made: RawStack | None
     """The call that made the loss."""
+    terms: tuple[RawStack, ...]
+    """The calls that made the terms of that loss."""
     calls: int = 0
     is_cleared: bool = False
     """Whether its gradients are gone, while the step of the other terms is awaited."""
@@ -92,6 +96,8 @@ class LostTerms(Finder):
         self._rounds_at = self._notes(collections.Counter[Hashable]())
         self._phases = self._notes(dict[Hashable, set[Any]]())
         """The lines whose losses have a term made at one place, by that place and the memory of a leaf."""
+        self._losses = self._notes(dict[RawStack, tuple[RawStack, ...]]())
+        """The calls that made the terms of a line's loss."""
 
     def forget(self) -> None:
         super().forget()
@@ -148,10 +154,11 @@ class LostTerms(Finder):
         orders = [walk.engine_order([term]) for term in terms]
         reached = [[leaf for leaf in walk.leaves_of(order) if id(leaf) in owned] for order in orders]
         found = []
-        for term, order, leaves in zip(terms, orders, reached, strict=True):
+        makers = [call_that_made(self._core, _torch.node_sequence(term), entry.thread) for term in terms]
+        stacks = self._losses[entry.stack] = tuple(made.stack for made in makers if made is not None)
+        for term, order, leaves, made in zip(terms, orders, reached, makers, strict=True):
             own = {id(one) for one in leaves}
             others = [one for some in reached for one in some if id(one) not in own]
-            made = call_that_made(self._core, _torch.node_sequence(term), entry.thread)
             if not leaves or not others or made is None or (made.stack, entry.stack) in self._described:
                 continue
             if not any(map(may_look, order)) and not any(map(_torch.has_leaf_hooks, leaves)):
@@ -178,6 +185,7 @@ class LostTerms(Finder):
                     [_torch.storage_or_none(one) for one in others],
                     Clue("term", made_at, name=held.get(term), values=info),
                     None if whole is None else whole.stack,
+                    stacks,
                     is_of_turn=is_of_turn,
                 )
             )
@@ -258,6 +266,8 @@ class LostTerms(Finder):
         self._rounds_at[one.key] += 1
         if self._rounds_at[one.key] > 1 and one.key not in self._described:
             self._described.add(one.key)
+            if self._is_for_several(one):
+                return
             used, frame = symbolise(one.stack), sys._getframe(1)
             # Only now: the source is read, and all frames, or all modules alive, are searched for a name.
             is_cut = _is_cut(one.term.site or used, used)
@@ -275,6 +285,14 @@ class LostTerms(Finder):
                 Clue("reached", name=None if leaf is None else naming.name_of(leaf, frame)),
                 Clue("stepped", symbolise(step.stack), name=step.optimizer),
             )
+
+    def _is_for_several(self, one: _Term) -> bool:
+        """Whether another line sends the same loss back, and some step has updated what the term reaches."""
+        own = set(one.storages)
+        if all(own.isdisjoint(record.storages) for record in self._steps.steps):
+            return False
+        texts = _texts(one.terms)
+        return any(stack is not one.stack and _texts(made) == texts for stack, made in self._losses.items())
 
     def _was_used(self, one: _Term, own: set[int]) -> bool:
         """Whether a step used the gradients that an earlier backward of this line, of such a loss, had left."""
@@ -300,6 +318,13 @@ def _is_cut(term: Site, used: Site) -> bool:
     frame, frames = used.user_frame, term.frames
     own = [at for at, one in enumerate(frames) if frame and (one.file, one.function) == (frame.file, frame.function)]
     return any(one.is_user and source.takes_cut(one) for one in frames[own[-1] if own else 0 :])
+
+
+def _texts(stacks: tuple[RawStack, ...]) -> list[str]:
+    """The lines of source that made the terms of a loss."""
+    frames = (symbolise(stack).user_frame for stack in stacks)
+    lines = (source.source_line(frame.file, frame.line) for frame in frames if frame is not None)
+    return sorted((line or "").strip() for line in lines)
 
 
 def _gradients(leaves: list[Any]) -> list[int]:
