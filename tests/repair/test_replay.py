@@ -36,7 +36,7 @@ WORKERS = """
         numpy.random.seed(int(time.time()))
         own, state, drawn = random.Random(), numpy.random.RandomState(), numpy.random.default_rng()
         random.seed(os.getpid())
-        scale = own.random() + state.rand() + drawn.random() + random.random() + torch.rand(()).item()
+        scale = random.SystemRandom().choice([0.5, 0.75, 1.0, 1.25]) + own.random() + state.rand() + drawn.random() + random.random() + torch.rand(()).item()
         random.seed()
         torch.seed()
         net = torch.nn.Linear(3, 3)

@@ -313,6 +313,10 @@ def seed_generators() -> None:
 
     random.Random.seed = seeding  # type: ignore[method-assign, assignment]
     random.seed = _settling(random.seed)
+    # Drawn from the system by programs that never seed it; ``os.urandom`` stays, as names and keys are made of it.
+    system = random.Random(_SEED)
+    random.SystemRandom.random = lambda self: system.random()  # type: ignore[method-assign]
+    random.SystemRandom.getrandbits = lambda self, k: system.getrandbits(k)  # type: ignore[method-assign]
     call_after_import("numpy", _seed_numpy)
     call_after_import("torch", _seed_torch)
 
