@@ -85,6 +85,11 @@ class Patch:
         """Whether one line has become two, and nothing else is changed."""
         return (self._rows("-"), self._rows("+")) == (1, 2)
 
+    @property
+    def shortens(self) -> bool:
+        """Whether the program has fewer lines afterwards."""
+        return self._rows("-") > self._rows("+")
+
     def _rows(self, sign: str) -> int:
         rows = [row for row in self.diff(None).split("\n") if row[:3] not in ("+++", "---")]
         return sum(row[:1] == sign for row in rows)

@@ -135,7 +135,8 @@ def _rank(tried: Tried, named: int, was_refused: bool) -> tuple[object, ...]:
         0.0 if is_preserved else verification.gradient_difference or 0.0,
         is_preserved and max(time, memory) > DEAR,
         # ``x = x.exp()`` in a line of its own leaves nothing to copy.
-        1 if tried.fix.kind == "out_of_place" and tried.patch.splits else tried.patch.size,
+        # Nor is a program that does the same in fewer lines a large change.
+        1 if (tried.fix.kind == "out_of_place" and tried.patch.splits) or tried.patch.shortens else tried.patch.size,
         # A backward that names its inputs says least about what was meant.
         is_preserved and tried.fix.kind == "backward_for_own",
         int(cost / COST_TOLERANCE),
