@@ -321,7 +321,7 @@ def _slice(
 
 
 def _only_logged(source: SourceFile, nodes: list[ast.stmt]) -> set[str]:
-    """The names of which the statements read nothing but ``name.item()``: a log shows the value that was learnt from."""
+    """The names of which the statements read only ``name.item()``: a log shows the value that was learnt from."""
     names = [one for node in nodes for one in ast.walk(node) if isinstance(one, ast.Name)]
     above = [(one.id, source.parents.get(one, (None, ""))[0]) for one in names]
     read = {name for name, parent in above if not (isinstance(parent, ast.Attribute) and parent.attr == "item")}
