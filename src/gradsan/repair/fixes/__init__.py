@@ -57,6 +57,7 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     states.renew_buffers,
     turns.later_turn_first,
     chains.steps_behind_all,
+    steps.step_behind_branch,
     turns.steps_held,
     steps.reorder_step,
     steps.reorder_update,

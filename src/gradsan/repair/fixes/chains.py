@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import TypeVar
 
 from gradsan.model import Diagnosis, Fix, Label, Message, Site
 from gradsan.repair.fixes import _blocks as blocks
@@ -18,6 +19,8 @@ from gradsan.source.rewrite.asked import keep_graph_from
 from gradsan.source.rewrite.given import networks_of
 from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.tree import SourceFile
+
+_Scope = TypeVar("_Scope", ast.ClassDef, ast.FunctionDef)
 
 ALL_AT_ONCE = "fix.steps_behind_all"
 """The message key of this fix."""
@@ -94,12 +97,43 @@ def backward_for_own(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     place = None if used is None else next(blocks.placements(used), None)
     if place is None or diagnosis.cause not in (blocks.SHARED, *blocks.STEPPED):
         return ()
-    source, optimizer = place.source, blocks.next_optimizer(place) or ""
+    source, optimizer = place.source, _optimizer_after(place, used)
     text = blocks.with_inputs(source, place.statement, optimizer) if is_cleared(source, optimizer) else None
     if text is None:
         return ()
     lines = blocks.lines_changed(source, {source.span(place.statement).line: text})
     return (blocks.fix("backward_for_own", lines, optimizer=optimizer),)
+
+
+def _optimizer_after(place: blocks.Placed, used: Label | None) -> str:
+    """The optimizer of the first step behind a backward: in its block, or behind the call of the method that it is in.
+
+    There, it is an attribute of the object that both methods belong to.
+    """
+    for one in () if used is None else blocks.placements(used):
+        optimizer = blocks.next_optimizer(one)
+        if optimizer is not None:
+            is_own = optimizer.startswith("self.") and _class_at(one) is not None and _class_at(one) is _class_at(place)
+            return optimizer if is_own or _function_at(one) is _function_at(place) else ""
+    return ""
+
+
+def _class_at(place: blocks.Placed) -> ast.ClassDef | None:
+    return _innermost(place, ast.ClassDef)
+
+
+def _function_at(place: blocks.Placed) -> ast.FunctionDef | None:
+    return _innermost(place, ast.FunctionDef)
+
+
+def _innermost(place: blocks.Placed, kind: type[_Scope]) -> _Scope | None:
+    span = place.source.span(place.statement)
+    around = [
+        one
+        for one in place.source.nodes
+        if isinstance(one, kind) and one.lineno <= span.line and span.end_line <= (one.end_lineno or 0)
+    ]
+    return max(around, key=lambda one: one.lineno, default=None)
 
 
 def steps_behind_kept_graph(diagnosis: Diagnosis) -> tuple[Fix, ...]:

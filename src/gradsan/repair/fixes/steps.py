@@ -44,8 +44,8 @@ def reorder_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     # An average, a checkpoint: it would get the parameters of the round before.
     hands_values_on = any(hands_on(source, between, owner) for owner in _owners(source, list(steps)))
     if isinstance(backward, ast.If):
-        of_branch = (*_behind_branch(place, list(steps), used), *_with_kept_gradients(place, list(steps), used))
-        return () if followers or hands_values_on else of_branch
+        is_left = followers or hands_values_on
+        return () if is_left else tuple(_with_kept_gradients(place, list(steps), used))
     if any(_hands_parameters_on(node, used) for node in ast.walk(backward)):
         return ()
     moving = sorted((*steps, *followers), key=lambda node: node.lineno)
@@ -87,27 +87,36 @@ def reorder_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     return (*found, *kept, plain) if found else (plain, *kept)
 
 
-def _behind_branch(place: blocks.Placed, steps: list[ast.stmt], used: Label) -> list[Fix]:
+def step_behind_branch(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     """The steps moved behind an ``if`` whose backward then reaches only the parameters of the next optimizer."""
+    used, (pairs, followers) = blocks.first(diagnosis, "used"), blocks.steps_and_backward(diagnosis)
+    if used is None or not pairs or followers:
+        return ()
+    place, steps = pairs[0][1], list({pair[0].statement: pair[0] for pair in pairs})
     source, branch = place.source, place.statement
+    if any(blocks.method_call(node, "step") is None for node in steps) or not isinstance(branch, ast.If):
+        return ()
+    if not all(is_whole_lines(source, node) for node in (*steps, branch)):
+        return ()
     inner = next((one for one in blocks.placements(used) if one.block is getattr(branch, "body", None)), None)
     others = [one for one in ast.walk(branch) if isinstance(one, ast.stmt) and blocks.method_call(one, "backward")]
     if inner is None or others != [inner.statement] or not _may_move(place, steps):
-        return []
+        return ()
     optimizer = blocks.next_optimizer(inner) or blocks.next_optimizer(place, steps)
     if optimizer is None or _share_parameters(source, steps, optimizer):
-        return []
-    if any(hands_on(source, [branch], owner) for owner in _owners(source, steps)):
-        return []
+        return ()
+    between = place.block[min(map(place.block.index, steps)) : place.index]
+    if any(hands_on(source, [*between, branch], owner) for owner in _owners(source, steps)):
+        return ()
     if (apart := blocks.with_inputs(source, inner.statement, optimizer)) is None:
-        return []
+        return ()
     moving = sorted(steps, key=lambda node: node.lineno)
     texts = {line: text for node in moving for line, text in blocks.removed(source, node).items()}
     texts[source.span(inner.statement).line] = apart
     end = source.span(branch).end_line
     moved = (blocks.text_of(source, node) for node in moving)
     texts[end] = "\n".join([texts.get(end, source.lines[end - 1]), *moved])
-    return [blocks.fix("reorder_step", blocks.lines_changed(source, texts), "reorder_step_apart")]
+    return (blocks.fix("reorder_step", blocks.lines_changed(source, texts), "reorder_step_apart"),)
 
 
 def _may_move(place: blocks.Placed, steps: list[ast.stmt]) -> bool:

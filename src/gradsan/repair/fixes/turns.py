@@ -77,7 +77,10 @@ def steps_held(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     is_plain = all(isinstance(node, ast.Expr | ast.Assign) for node in (*within, block[last]))
     if any(isinstance(one, ast.For | ast.While | ast.Try | ast.With | ast.FunctionDef) for one in inside):
         return ()
-    if first >= place.index or not steps or is_plain or any(hands_on(source, within, one) for one in steps.values()):
+    if first >= place.index or not steps or is_plain or len(set(steps.values())) < len(steps):
+        # What is computed between two steps of one optimizer is meant to read what the first has written.
+        return ()
+    if any(hands_on(source, within, one) or _calls_networks(source, within, one) for one in steps.values()):
         return ()
     if not all(is_whole_lines(source, one) for one in (*steps, *followers, block[first], block[last])):
         return ()
@@ -105,6 +108,19 @@ def steps_held(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     )
     lines = blocks.lines_changed(source, changes)
     return (Fix.worded(HELD, {}, lines, keeps=True, kind="reorder_step"),)
+
+
+def _calls_networks(source: SourceFile, statements: list[ast.stmt], optimizer: str) -> bool:
+    """Whether a statement after the first step of ``optimizer`` calls a network that it was given."""
+    own = networks_of(source, optimizer)
+    inner = (one for node in statements for one in ast.walk(node))
+    calls = [one for one in inner if isinstance(one, ast.Call)]
+    stepped = [one.lineno for one in calls if leaf_name(one.func) == "step" and _owner(source, one) == optimizer]
+    return any(source.text(one.func) in own and one.lineno > min(stepped) for one in calls) if stepped else False
+
+
+def _owner(source: SourceFile, call: ast.Call) -> str:
+    return source.text(call.func.value) if isinstance(call.func, ast.Attribute) else ""
 
 
 def _is_optimizer(source: SourceFile, name: str) -> bool:

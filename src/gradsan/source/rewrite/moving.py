@@ -161,9 +161,21 @@ def _takes_gradients(source: SourceFile, use: ast.stmt, stack: Sequence[Frame]) 
     statements = [statement_at(frame) for frame in stack]
     level = max((at for at, one in enumerate(statements) if one is not None and one.function is around), default=-1)
     return any(
-        one is None or one.function is None or _mentions_gradients(one.function) or _runs_backward(one.function)
+        one is None
+        or one.function is None
+        or _mentions_gradients(one.function)
+        or any(_runs_backward(each) for each in (one.function, *_called(one.source, one.function)))
         for one in statements[level + 1 :]
     )
+
+
+def _called(source: SourceFile, function: ast.AST) -> Iterator[ast.FunctionDef]:
+    """The functions and own methods of the file that a function calls."""
+    known = functions_of(source)
+    for func in (one.func for one in ast.walk(function) if isinstance(one, ast.Call)):
+        is_own = isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id == "self"
+        if (is_own or isinstance(func, ast.Name)) and (called := known.get(leaf_name(func) or "")) is not None:
+            yield called
 
 
 @functools.lru_cache(maxsize=256)
