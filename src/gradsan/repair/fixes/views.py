@@ -84,10 +84,17 @@ def _whole(value: ast.expr) -> _Taken | None:
 
 
 def _is_safe(value: ast.expr) -> bool:
-    """Whether evaluating ``value`` again, in every iteration, has the same result."""
+    """Whether evaluating ``value`` again, in every iteration, has the same result: a name, or an item of it by number."""
+    while isinstance(value, ast.Subscript) and _is_number(value.slice):
+        value = value.value
     return isinstance(value, _SAFE_TO_READ_TWICE) and all(
         isinstance(one, ast.Name | ast.Attribute | ast.expr_context) for one in ast.walk(value)
     )
+
+
+def _is_number(index: ast.expr) -> bool:
+    inner = index.operand if isinstance(index, ast.UnaryOp) and isinstance(index.op, ast.USub) else index
+    return isinstance(inner, ast.Constant) and type(inner.value) is int
 
 
 def _by_index(source: SourceFile, loop: ast.For, taken: _Taken, name: str) -> Fix | None:
