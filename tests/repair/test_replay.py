@@ -162,6 +162,7 @@ def test_a_silent_fault_of_the_healed_program_is_another_one(tmp_path, monkeypat
     fix = found.diagnoses[0].fixes[0]
     assert (fix.kind, fix.verification.status, fix.verification.training) == ("reorder_step", "passed", "same")
     assert (len(found.chosen), found.remaining) == (1, ("GS216",))
+    assert {one.verification.training for one in found.diagnoses[0].fixes} >= {"same", "changed"}
     target = ("script", "main.py", ())
     (tmp_path / "main.py").write_bytes(next(iter(found.patches[0].files.values())))
     assert (runs_well(target, Limits()), runs_well(target, Limits(), remaining=found.remaining)) == (False, True)

@@ -81,20 +81,22 @@ class Judge:
         runs = trial.recording.finished and not faults_of(trial)
         went_further = not trial.timed_out and self._went_further(trial, before, patch)
         is_known = comparison.has_reference and self.is_replayable and has_numbers
-        # What the reference is told of, too, with equal gradients, is another fault.
-        leaves = is_known and comparison.is_equal and self._leaves_others(trial, patch)
+        # What the reference is told of, too, is another fault. Where healing may change its gradients, they must agree.
+        is_healed = any({"saved", "written"} <= {label.role for label in one.labels} for one in faults_of(trial))
+        leaves = is_known and (comparison.is_equal or not is_healed) and self._leaves_others(trial, patch)
         # A run that ends with another, silent finding may still have lost gradients.
-        is_over = runs or leaves or (trial.recording.finished and comparison.lost)
+        ran = runs or leaves
+        is_over = ran or (trial.recording.finished and comparison.lost)
         loss = _loss(comparison, training, fix) if is_over else None
         keeps_values = is_known and fix.kind in _KEEPS_VALUES and fix.summary.key not in MEANT
-        is_another = runs and keeps_values and begins_with_another_loss(reference, trial.recording)
+        is_another = ran and keeps_values and begins_with_another_loss(reference, trial.recording)
         if is_another and self.spared is None:
             is_shared = self.unrecorded is not None and self.unrecorded.key == APART
             loss = loss or Message("fix.still_shared" if is_shared else "fix.another_loss")
         goes_as_far = not runs and self._ends_as_the_reference(comparison, training, trial, patch)
-        if runs and loss is None and reference.finished and candidate.unused > reference.unused:
+        if ran and loss is None and reference.finished and candidate.unused > reference.unused:
             loss = Message("fix.unused_backwards", {"count": candidate.unused - reference.unused})
-        passed = (runs or leaves or goes_as_far) and loss is None
+        passed = (ran or goes_as_far) and loss is None
         detail = loss or self._detail(trial, patch, runs, went_further)
         if leaves and loss is None:
             detail = Message("fix.another_fault", {"what": self._failure(trial, patch)})
@@ -310,10 +312,16 @@ def findings_to_try(trial: Trial) -> list[Diagnosis]:
 def is_same_finding(one: Diagnosis, patch: Patch, other: Diagnosis, other_patch: Patch) -> bool:
     """Whether two runs, each with a patch, have told of one fault: the same code, and a place in common on disk."""
     mine, others = (
-        set().union(*(_places(role, fault, made) for role in {label.role for label in fault.labels} - {"used"}))
+        set().union(*(_places(role, fault, made) for role in _roles(fault)))
         for fault, made in ((one, patch), (other, other_patch))
     )
     return one.code == other.code and not mine.isdisjoint(others)
+
+
+def _roles(fault: Diagnosis) -> set[str]:
+    """The roles of labels that tell findings apart: those of backwards only where there are no others."""
+    roles: set[str] = {label.role for label in fault.labels}
+    return roles - {"used"} or roles
 
 
 def _progress(trial: Trial) -> tuple[bool, int, int]:

@@ -84,7 +84,7 @@ def _whole(value: ast.expr) -> _Taken | None:
 
 
 def _is_safe(value: ast.expr) -> bool:
-    """Whether evaluating ``value`` again, in every iteration, has the same result: a name, or an item of it by number."""
+    """Whether evaluating ``value`` again, in every iteration, has the same result: a name, or its item by number."""
     while isinstance(value, ast.Subscript) and _is_number(value.slice):
         value = value.value
     return isinstance(value, _SAFE_TO_READ_TWICE) and all(
