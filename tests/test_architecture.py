@@ -56,7 +56,10 @@ EXCEPTIONS = {
         )
     ),
     *((f"detect.gradients.{name}", "source") for name in ("dropped_results", "wrong_steps")),
-    *((f"detect.one_tensor.{name}", "source") for name in ("kept_states", "own_operands", "own_pairs", "second_names")),
+    *(
+        (f"detect.one_tensor.{name}", "source")
+        for name in ("best_values", "kept_states", "own_operands", "own_pairs", "second_names")
+    ),
     # So does whether gradients are read by hand, a term was cut off, or parameters were chosen by name.
     # And whether a hook computes a gradient that it does not return, or a step stands apart from its backward.
     *((f"detect.meaning.{name}", "source") for name in ("evidence", "terms.cut_terms", "terms.lost_terms")),

@@ -98,7 +98,7 @@ _NAMES = {
     "intent.attributes": "uses_in",
     "intent.conditions": (
         "clears_its_condition compared_scores context_around is_called_with_graph is_checked is_conditional "
-        "kept_as_best"
+        "kept_as_best values_kept_as_best"
     ),
     "intent.contents": (
         "adds_noise detached_for_copy elements_updated_by is_computed_by_program is_state_of_loader "

@@ -2,8 +2,8 @@
 
 ``as_tensor`` and ``from_numpy`` copy nothing, each call makes a new tensor over the array's memory, and what writes
 into the array is not logged. So the values are compared: where one line was given the same memory for the third time,
-with other values in between, and a list still holds two of its earlier tensors, all of these are the last values. It
-is reported at the next backward.
+with other values in between, and a list still holds two of its earlier tensors, then or at the next backward, all of
+these are the last values. It is reported at the next backward.
 
 And an array over the memory of a tensor without a graph, with other values than when the program got it, of which a
 tensor is made while the program still reads the first one: after ``noisy = y.numpy()`` and ``noisy[:3] = 0``,
@@ -81,6 +81,7 @@ class ArraysInLists:
         self._described: set[RawStack] = set()
         self._calls = collections.Counter[RawStack]()
         self._searches = 0
+        self._waiting: dict[RawStack, tuple[RawStack, tuple[int, ...]]] = {}
         self._due: list[Failure] = []
 
     def lent(self, array: Any, tensor: torch.Tensor, stack: RawStack) -> None:
@@ -110,7 +111,10 @@ class ArraysInLists:
             is_changed = bool(tensors) and (before.is_changed or not torch.equal(before.numbers, numbers))
         if len(tensors) > 1 and is_changed and self._searches < _SEARCHES:
             self._searches += 1
-            self._judge(stack, [held for one in tensors if (held := one()) is not None])
+            if not self._judge(stack, tensors):
+                # ``list(batches())`` can be found when the generator has ended.
+                self._waiting[stack] = key
+                self._listeners.call_before_backward(self.before_backward)
         self._parts[key] = _Lent(weakref.ref(root), [*tensors, _torch.weak_tensor(tensor)], numbers, is_changed)
 
     def _given_again(self, root: Any, place: tuple[int, ...], tensor: torch.Tensor, stack: RawStack) -> None:
@@ -165,10 +169,16 @@ class ArraysInLists:
         """Judge the kept findings; as ``listeners.BeforeBackward``."""
         self._due += [one.failure for one in self._kept if not one.storage.expired() and _is_held(one)]
         self._kept.clear()
+        for stack, key in self._waiting.items():
+            if stack not in self._described and key in self._parts:
+                self._judge(stack, self._parts[key].tensors)
+        self._waiting.clear()
         self._listeners.call_before_backward(self.before_backward, False)
         self._listeners.call_after_backward(self.after_backward)
 
-    def _judge(self, stack: RawStack, tensors: list[torch.Tensor]) -> None:
+    def _judge(self, stack: RawStack, kept: list[_torch.weak_tensor]) -> bool:
+        """Whether a list of the program's has several of the tensors."""
+        tensors = [held for one in kept if (held := one()) is not None]
         found = naming.find(sys._getframe(1), lambda one: any(one is other for other in tensors))
         times = collections.Counter(
             within
@@ -181,6 +191,7 @@ class ArraysInLists:
             clue = Clue("bound", site, name=name, values=_torch.facts_of(tensors[0]))
             self._due.append(Failure(ROW, "", "", site, (clue,), raised=False))
             self._listeners.call_after_backward(self.after_backward)
+        return name is not None
 
     def after_backward(self, entry: RawBackward) -> None:
         """Report what was found before the first backward after it; as ``listeners.AfterBackward``."""

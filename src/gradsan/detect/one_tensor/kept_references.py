@@ -13,6 +13,8 @@ And one tensor that is ``.grad`` of two parameters of one optimizer: at the 1st,
 which adds to the one and so to the other, and at the first step, where a loop over parameters has written ``p.grad``
 once for each. Parameters over one memory, or of equal values, may share their gradient.
 
+What a function keeps as the best values so far (``best_values.py``) is looked at in 64 backwards, and at powers of two.
+
 And an array over a parameter's memory into which an average of the same parameter is mixed: looked at where the
 program asks for that memory again, once a line.
 
@@ -31,14 +33,14 @@ import collections
 import itertools
 import sys
 from collections.abc import Hashable, Iterable, Iterator
-from types import FrameType
-from typing import Any, NamedTuple
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from gradsan import _torch, source
 from gradsan.detect.exports import Exports
-from gradsan.detect.gradients.kept_gradients import by_gradient, others_run, reads_gradient
+from gradsan.detect.gradients.kept_gradients import COMPREHENSIONS, by_gradient, others_run, reads_gradient
 from gradsan.detect.meaning.made import Making
 from gradsan.detect.one_tensor.second_names import at_line
 from gradsan.graph import naming, walk
@@ -50,7 +52,13 @@ from gradsan.record.log import RawStack, RawWrite, logged_writes
 from gradsan.record.stacks import is_own_file, is_user_file, symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
+if TYPE_CHECKING:
+    from gradsan.detect.one_tensor.best_values import BestValues
+
 ROW, LISTED, SHARED = "kept_gradient_changed", "gradients_are_one", "gradient_of_two"
+BEST = "best_values_of_now"
+_SHARES = frozenset({"detach", "data", "numpy"})
+_LOOKS = 64
 _ROUNDS, _ROUNDS_OF_LISTS, _TIMES = (1, 2, 4), (2, 4, 8), 3
 _FRAMES, _ITEMS, _LINES = 3, 64, 64
 _CHANGES = frozenset(
@@ -88,8 +96,14 @@ class KeptReferences(Finder):
         self._making, self._exports = run.get(Making), run.get(Exports)
         self._exports.on_taken.append(self._taken)
         self._arrays = self._notes(set[RawStack]())
+        self._best: BestValues | None = None
+        self._looks = 0
         self._kept = self._notes(list[_Kept]())
         self._seen, self._counted = self._notes(set[Hashable]()), self._notes(dict[tuple[str, Any], int]())
+
+    def forget(self) -> None:
+        super().forget()
+        self._best, self._looks = None, 0
 
     @_torch.hushed()
     def before_round(self, entry: RawBackward, rounds: int) -> None:
@@ -110,6 +124,7 @@ class KeptReferences(Finder):
                     break
         if rounds in _ROUNDS_OF_LISTS:
             self._look_at_lists(entry, rounds)
+        self._look_at_best(entry)
         if rounds not in _ROUNDS:
             return
         callers = list(_program_frames(sys._getframe(1)))
@@ -202,6 +217,27 @@ class KeptReferences(Finder):
                 clue = Clue("bound", name=name, op=gradient, values={**_torch.facts_of(leaf), "times": times})
                 self._found(Failure(LISTED, "", "", symbolise(entry.stack), (clue,), raised=False))
 
+    def _look_at_best(self, entry: RawBackward) -> None:
+        """Report what was kept beside the best score so far, and has changed with a parameter since."""
+        running = list(_program_frames(sys._getframe(1)))
+        if self._best is None and any(map(_may_share, running)):
+            from gradsan.detect.one_tensor.best_values import BestValues
+
+            self._best = BestValues()
+        if self._best is not None:
+            trained = _torch.parameters_of(*(one for one, _ in self._making.optimizers()))
+            for clues in self._best.changed(running, symbolise(entry.stack), trained):
+                self._report_at(BEST, entry.stack, *clues)
+            # A short training is looked at more often.
+            self._looks += 1
+            self._listeners.call_before_backward(self.before_backward, self._best.has_any and self._looks < _LOOKS)
+
+    @_torch.hushed()
+    def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Look at the best values between the rounds, too; as ``listeners.BeforeBackward``."""
+        if entry.accumulates:
+            self._look_at_best(entry)
+
     def _keep(self, entry: RawBackward, site: Site, place: Frame | None, name: str, gradient: torch.Tensor) -> None:
         second = None if place is None else source.kept_gradient(place, name)
         if place is None or second is None:
@@ -225,6 +261,13 @@ class KeptReferences(Finder):
             gradient = one.gradient()
             if gradient is not None and int(gradient._version) > one.version:
                 self._found(one.failure)
+
+
+def _may_share(frame: FrameType) -> bool:
+    """Whether the function that runs in ``frame`` names what gives a tensor's memory without a copy."""
+    code = frame.f_code
+    inner = [one for one in code.co_consts if isinstance(one, CodeType) and one.co_name in COMPREHENSIONS]
+    return any(not _SHARES.isdisjoint(one.co_names) for one in (code, *inner))
 
 
 def _filled(entry: RawBackward) -> Iterator[Any]:

@@ -97,6 +97,7 @@ _CAUSES: Mapping[str, Callable[[Failure], Diagnosis | None]] = {
         (one_tensor.parameters, ("parameters_are_one",)),
         (one_tensor.shared_state, ("optimizer_state_shared",)),
         (one_tensor.expanded_rows, ("rows_are_one",)),
+        (one_tensor.best_values, ("best_values_of_now",)),
         (one_tensor.kept_state, ("state_restored_itself", "states_are_one", "state_of_now")),
         (training.without_optimizer, ("parameter_without_optimizer",)),
         (training.thrown_away, ("gradient_thrown_away",)),

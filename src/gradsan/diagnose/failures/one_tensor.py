@@ -94,6 +94,8 @@ def arrays(failure: Failure) -> Diagnosis | None:
     if bound is None or not bound.name:
         return None
     values = {"name": bound.name}
+    # A statement that hands the tensor on has no name for it but that of the array.
+    array = None if bound.user_frame is None else source.first_argument(bound.user_frame)
     return _warning(
         failure,
         values,
@@ -101,7 +103,7 @@ def arrays(failure: Failure) -> Diagnosis | None:
             *parts.label_of(bound, "written", "label.arrays_are_one", values),
             *parts.used(failure, "label.new_value_used", values),
         ),
-        tensor=parts.tensor_of(bound, parts.assigned_at(bound)),
+        tensor=parts.tensor_of(bound, parts.assigned_at(bound) or array),
         help_key="help.array_copied",
     )
 
@@ -269,6 +271,24 @@ def kept_state(failure: Failure) -> Diagnosis | None:
         ),
         tensor=parts.tensor_of(written),
         help_key="help.optimizer_state_copied" if is_nested else "help.state_copied",
+    )
+
+
+def best_values(failure: Failure) -> Diagnosis | None:
+    """GS216, a warning, for values that were kept as the best so far, and changed with every step since."""
+    bound, read = failure.clue("bound"), failure.clue("read")
+    if bound is None or read is None or not bound.name:
+        return None
+    values = {"name": bound.name, "owner": bound.op}
+    return _warning(
+        failure,
+        values,
+        labels=(
+            *parts.label_of(bound, "note", f"label.{failure.row}_bound", values),
+            *parts.label_of(read, "used", f"label.{failure.row}_read", values),
+        ),
+        tensor=parts.tensor_of(bound),
+        help_key="help.state_copied",
     )
 
 

@@ -20,6 +20,8 @@ from gradsan.source.tree import SourceFile, header_nodes, read_source
 
 _GRAPHLESS = frozenset({"no_grad", "inference_mode", "set_grad_enabled"})
 _ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+_SHARES = frozenset({"detach", "data", "numpy"})
+"""What gives a parameter's memory without a copy."""
 _CLOCKS = frozenset({"time", "perf_counter", "monotonic", "process_time", "now"})
 
 
@@ -125,6 +127,41 @@ def kept_as_best(frame: Frame, written: str) -> SecondName | None:
             if compared_scores(at):
                 return SecondName(name, "name", node.lineno, read.lineno, source.span(value))
     return None
+
+
+def values_kept_as_best(frame: Frame) -> list[tuple[str, int, int]]:
+    """What the function at ``frame`` binds beside the best score so far, in a loop, and reads behind that loop.
+
+    Each with the lines of both. What ``state_dict`` returns is left out, as tensors.
+    """
+    statement = statement_at(frame)
+    if statement is None or statement.scope is None:
+        return []
+    text, found = statement.source, list[tuple[str, int, int]]()
+    for node in statements_of(statement.scope):
+        loop = next((one for one, _ in text.ancestors(node) if isinstance(one, ast.For | ast.While)), None)
+        if not isinstance(node, ast.Assign) or loop is None or _leaves_loop(text, node):
+            continue
+        at = replace(frame, line=node.lineno, column=None, end_line=None, end_column=None)
+        scores = compared_scores(at)
+        for target, value in assigned_pairs(node) if scores else ():
+            name, calls = chain_key(target), {one.attr for one in ast.walk(value) if isinstance(one, ast.Attribute)}
+            is_kept = not calls.isdisjoint(_SHARES) and ("state_dict" not in calls or "numpy" in calls)
+            if name is None or name in scores or not is_kept:
+                continue
+            read = (
+                one.lineno
+                for one in text.nodes
+                if isinstance(one, ast.Name | ast.Attribute)
+                and isinstance(one.ctx, ast.Load)
+                and chain_key(one) == name
+                and one.lineno > (loop.end_lineno or loop.lineno)
+                and not isinstance(text.parents[one][0], ast.Compare)
+            )
+            line = min(read, default=None)
+            if line is not None:
+                found.append((name, node.lineno, line))
+    return found
 
 
 def _leaves_loop(source: SourceFile, node: ast.stmt) -> bool:
