@@ -36,7 +36,6 @@ import torch
 from gradsan import _torch, source
 from gradsan.detect.changed_values import ChangedValues
 from gradsan.detect.exports import Exports
-from gradsan.detect.gradients.kept_gradients import COMPREHENSIONS
 from gradsan.detect.meaning.callers_values import given_to, given_twice
 from gradsan.graph import naming, walk
 from gradsan.graph.live import value_of
@@ -136,7 +135,13 @@ class SecondNames(Finder):
             found = found if found is not None and found.second.kind == "compared" else None
         else:
             found = found or self._default(last, entry) or _argument(last) or _twice(last) or _returned(last)
-            found = found or _collected(raws, sys._getframe(1))
+            if found is None and _is_written_again(raws):
+                from gradsan.detect.one_tensor.lists_of_one import collected, repeated
+
+                begun = max((one.clock for one in backward_calls(self._core) if one.clock < entry.clock), default=0)
+                elements = collected(raws, sys._getframe(1))
+                elements = elements or repeated([raw for raw in raws if raw.clock > begun], sys._getframe(1))
+                found = None if elements is None else _Found(*elements)
         if found is None:
             return
         is_held = _is_held(found.second.name, last.storage, sys._getframe(1))
@@ -283,43 +288,6 @@ def _returned(raw: RawWrite) -> _Found | None:
     name = source.written_expression(own, raw.op, written.frames[users[-1] + 1 :])
     second = None if name is None or not source.returns_argument(own, name) else source.earlier_result(caller)
     return None if second is None or name is None else _Found(written, name, caller, second, own.function)
-
-
-def _collected(raws: list[RawWrite], frame: FrameType | None) -> _Found | None:
-    """Return a tensor, written repeatedly, that a caller's loop collects without a copy, or ``[tensor] * n`` holds."""
-    last = raws[-1]
-    keeper = naming.collected_in(last.storage, frame) if _is_written_again(raws) else None
-    if keeper is None:
-        return None
-    written = symbolise(last.stack)
-    *callers, own = [one for one in written.frames if one.is_user]
-    name = source.written_expression(own, last.op, ())
-    for caller in (own, *reversed(callers)):
-        second = source.collected_result(caller, keeper)
-        if second is not None and name is not None:
-            return _Found(written, name, caller, second)
-    place = None if name is None else _repeated(written, own, name)
-    if name is None or place is None:
-        return None
-    name = name if "[" in name else source.walked_over(own, name)[0]
-    return _Found(written, name, place, source.SecondName(keeper, "list", place.line, own.line, None))
-
-
-def _repeated(written: Site, own: Frame, name: str) -> Frame | None:
-    """Return the place of ``[tensor] * n``, in the writing function or one that has given it the list."""
-    frames, held = written.frames[: written.frames.index(own) + 1], name
-    place, inner = source.one_many_times(own, name), len(frames) - 1
-    for outer in reversed([at for at, frame in enumerate(frames[:-1]) if frame.is_user]):
-        key, bracket, rest = held.partition("[")
-        if place is not None or not bracket:
-            break
-        given = source.callers_expression(key, frames[inner], frames[outer], frames[outer + 1 : inner])
-        # A comprehension is a function of its own in some versions, with its caller's names.
-        held, inner = f"{given or key}[{rest}", outer
-        if given is None and not frames[inner].function.endswith(COMPREHENSIONS):
-            break
-        place = source.one_many_times(frames[outer], held)
-    return place
 
 
 def _is_held(name: str, storage: int, frame: FrameType | None) -> bool | None:

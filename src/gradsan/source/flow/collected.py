@@ -233,13 +233,15 @@ def result_keepers(
 ) -> Iterator[tuple[list[ast.stmt], ast.expr]]:
     """A loop's statements, and the results of ``statement`` that the list ``keeper`` keeps there in every round.
 
-    A list that is written as ``[self.read(t) for t in times]`` is a loop of its own.
+    A list that is written as ``[self.read(t) for t in times]`` is a loop of its own, and so is ``list(frames())``.
     """
     made = statement.node.value if isinstance(statement.node, ast.Assign) else None
-    if isinstance(made, ast.ListComp) and keeper in assigned_names(statement):
-        yield [statement.node], made.elt
-    for loop in reversed(statement.loops):
-        inside = [node for node in statements if node is loop or is_inside(node, loop)]
+    if keeper in assigned_names(statement):
+        if isinstance(made, ast.ListComp | ast.DictComp):
+            yield [statement.node], made.elt if isinstance(made, ast.ListComp) else made.value
+        elif isinstance(made, ast.Call) and leaf_name(made.func) in ("list", "tuple") and len(made.args) == 1:
+            yield [statement.node], made
+    for inside in _loops_at(statement, statements):
         for node, name in itertools.product(inside, assigned_names(statement)):
             kept = _list_that_keeps(node, name)
             if kept is not None and kept[0] == keeper:
@@ -287,8 +289,7 @@ def any_keepers(
     statement: Statement, keeper: str, statements: list[ast.stmt]
 ) -> Iterator[tuple[list[ast.stmt], ast.expr]]:
     """A loop's statements, and what they add to the list or dict ``keeper``, which they never bind anew."""
-    for loop in reversed(statement.loops):
-        inside = [node for node in statements if node is loop or is_inside(node, loop)]
+    for inside in _loops_at(statement, statements):
         if keeper in bound_anew(inside):
             return
         for node in inside:
@@ -298,6 +299,12 @@ def any_keepers(
                 yield inside, node.value
             elif added is not None and added[0] == keeper and added[1]:
                 yield inside, added[1][0]
+
+
+def _loops_at(statement: Statement, statements: list[ast.stmt]) -> list[list[ast.stmt]]:
+    """Those in the loops around a statement, innermost first; in itself, where a generator runs as it walks over it."""
+    loops = [*([statement.node] if isinstance(statement.node, ast.For) else []), *reversed(statement.loops)]
+    return [[node for node in statements if node is loop or is_inside(node, loop)] for loop in loops]
 
 
 def bound_anew(inside: list[ast.stmt]) -> set[str]:

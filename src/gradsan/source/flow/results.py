@@ -120,7 +120,8 @@ def collected_result(frame: Frame, keeper: str) -> SecondName | None:
         for inside, part in keepers(statement, keeper, statements):
             read = list_read_after(inside, keeper, source, statements, is_whole=is_whole)
             if read is not None:
-                return SecondName(keeper, "list", part.lineno, read.lineno, source.span(part))
+                value = None if part is getattr(statement.node, "value", None) else source.span(part)
+                return SecondName(keeper, "list", part.lineno, read.lineno, value)
     return None
 
 
@@ -209,6 +210,23 @@ def cached_function(frame: Frame) -> str | None:
         return None
     names = {leaf_name(one.func if isinstance(one, ast.Call) else one) for one in function.decorator_list}
     return function.name if names & {"cache", "lru_cache", "cached_property"} else None
+
+
+def times_in_list(place: Frame, key: str) -> str | None:
+    """``n`` of ``key = [tensor] * n`` at ``place``, in a function that gives no element of the list a new value."""
+    statement = statement_at(place)
+    if statement is None or statement.scope is None:
+        return None
+    nodes = [one for one in local_nodes(statement.scope) if isinstance(one, ast.Subscript)]
+    stored = [one for one in nodes if isinstance(one.ctx, ast.Store) and chain_key(one.value) == key]
+    if any(isinstance(statement.source.parents[one][0], ast.Assign | ast.Tuple | ast.For) for one in stored):
+        return None
+    match getattr(statement.node, "value", None):
+        case ast.BinOp(left=ast.List(elts=[_]), op=ast.Mult(), right=number):
+            return ast.unparse(number)
+        case ast.BinOp(left=number, op=ast.Mult(), right=ast.List(elts=[_])):
+            return ast.unparse(number)
+    return None
 
 
 def one_many_times(frame: Frame, written: str) -> Frame | None:
