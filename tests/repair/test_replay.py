@@ -168,6 +168,35 @@ def test_a_silent_fault_of_the_healed_program_is_another_one(tmp_path, monkeypat
     assert (runs_well(target, Limits()), runs_well(target, Limits(), remaining=found.remaining)) == (False, True)
 
 
+CARRIED_AND_SHARED = """
+import torch
+torch.manual_seed(3)
+words, back = torch.nn.Embedding(9, 6), torch.nn.Linear(9, 6, bias=False)
+back.weight = torch.nn.Parameter(words.weight.t().data)
+cell = torch.nn.GRUCell(6, 6)
+optimizer = torch.optim.Adam([*words.parameters(), *back.parameters(), *cell.parameters()], lr=0.01)
+said = None
+for step in range(5):
+    state, loss = torch.zeros(4, 6), 0
+    for _ in range(3):
+        word = torch.ones(4, 9) if said is None else said
+        state = cell(back(word), state)
+        said = torch.softmax(state @ words.weight.t(), 1)
+        loss = loss - said[:, step].log().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_so_it_is_where_the_fix_changes_the_training(tmp_path, monkeypatch):
+    found = search(tmp_path, monkeypatch, CARRIED_AND_SHARED)
+    assert [one.code for one in found.diagnoses] == ["GS401", "GS216"]
+    fix = found.diagnoses[0].fixes[0]
+    assert (fix.kind, fix.verification.training) == ("detach_carried_state", "changed")
+    assert found.remaining == ("GS216",)
+
+
 @pytest.mark.parametrize(
     ("file", "kinds", "reason"),
     [

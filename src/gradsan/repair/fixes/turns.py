@@ -62,7 +62,7 @@ def steps_held(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     """Keep the gradients of every step up to the last backward of the block, and step with them after it.
 
     For turns under conditions (a discriminator that only trains while it loses), which no statement can be moved past,
-    and with them what changes the parameters further after a step.
+    for several turns of one forward, and with them what changes the parameters further after a step.
     """
     pairs, followers = blocks.steps_and_backward(diagnosis)
     if not pairs:
@@ -72,15 +72,21 @@ def steps_held(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     first, last = min(pair[0].index for pair in pairs), max(at for at, one in enumerate(block) if _walks_back(one))
     within = [one for one in block[first:last] if one not in followers]
     found = [one for node in within for one in ast.walk(node) if isinstance(one, ast.stmt)]
-    steps = {one: name for one in found if (name := _of_step(source, one)) and _is_optimizer(source, name)}
+    known = {_container(_of_step(source, pair[0].statement) or "") for pair in pairs}
+    names = [(one, name) for one in found if (name := _of_step(source, one))]
+    steps = {one: name for one, name in names if _container(name) in known or _is_optimizer(source, name)}
     inside = [one for node in (*within, block[last]) for one in ast.walk(node)]
     is_plain = all(isinstance(node, ast.Expr | ast.Assign) for node in (*within, block[last]))
+    is_one_turn = is_plain and sum(map(_walks_back, block[first : last + 1])) == 1
+    # A step right behind the last backward would find what the held steps of its optimizer have left.
+    behind = list(takewhile(lambda one: _is_clip(one) or _of_step(source, one), block[last + 1 :]))
+    again = [at for at, one in enumerate(behind) if _of_step(source, one) in steps.values()]
+    if again:
+        steps |= {one: name for one in behind[: again[-1] + 1] if (name := _of_step(source, one))}
+        last += again[-1] + 1
     if any(isinstance(one, ast.For | ast.While | ast.Try | ast.With | ast.FunctionDef) for one in inside):
         return ()
-    if first >= place.index or not steps or is_plain or len(set(steps.values())) < len(steps):
-        # What is computed between two steps of one optimizer is meant to read what the first has written.
-        return ()
-    if any(hands_on(source, within, one) or _calls_networks(source, within, one) for one in steps.values()):
+    if first >= place.index or not steps or is_one_turn or any(hands_on(source, within, one) for one in steps.values()):
         return ()
     if not all(is_whole_lines(source, one) for one in (*steps, *followers, block[first], block[last])):
         return ()
@@ -121,6 +127,11 @@ def _calls_networks(source: SourceFile, statements: list[ast.stmt], optimizer: s
 
 def _owner(source: SourceFile, call: ast.Call) -> str:
     return source.text(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+
+
+def _container(name: str) -> str:
+    """``opts`` of ``opts["dec"]``: what else it holds are optimizers, too. A plain name is its own."""
+    return name.rpartition("[")[0] or name
 
 
 def _is_optimizer(source: SourceFile, name: str) -> bool:

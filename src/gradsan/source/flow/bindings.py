@@ -73,16 +73,17 @@ def carried_names(frame: Frame, round_at: Frame | None = None) -> list[Carried]:
     for before in [] if found else _rebinding(statement):
         earlier = carried_names(frame_of(source, before, frame), round_at)
         found |= {(one.name, before): one for one in earlier if one.name in assigned_names(before)}
-    reading_order = consumed_names(node)
-    return sorted(found.values(), key=lambda carried: reading_order.index(carried.name))
+    for before in [] if found else _second_names(statement):
+        found |= {(one.name, before): one for one in carried_names(frame_of(source, before, frame), round_at)}
+    order = consumed_names(node)
+    return sorted(found.values(), key=lambda one: order.index(one.name) if one.name in order else len(order))
 
 
 def _across_rounds(statement: Statement, loops: set[ast.AST]) -> Iterator[tuple[str, ast.stmt]]:
     source, function = statement.source, statement.function
-    body = source.module.body if function is None or isinstance(function, ast.Lambda) else function.body
     in_cell = function is None and is_cell(source.file)
     lasting = _filled_parameters(function)
-    state = reaching(body, statement.node, lambda name: in_cell or _outlives_call(function, name, lasting))
+    state = reaching(_body(statement), statement.node, lambda name: in_cell or _outlives_call(function, name, lasting))
     for name in _names_of_values(statement.node):
         for key, definitions in state.items():
             if not _concerns(key, name):
@@ -97,9 +98,7 @@ def _across_rounds(statement: Statement, loops: set[ast.AST]) -> Iterator[tuple[
 
 def _rebinding(statement: Statement) -> Iterator[ast.stmt]:
     """What stands between a round and the value that it is given: ``h = repackage(h)`` before ``rnn(x, h)``."""
-    function = statement.function
-    body = statement.source.module.body if function is None or isinstance(function, ast.Lambda) else function.body
-    state = reaching(body, statement.node)
+    state = reaching(_body(statement), statement.node)
     for name in _names_of_values(statement.node):
         bound = [one.statement for one in state.get(name, ()) if not one.carried and one.statement is not None]
         if len(bound) == 1 and bound[0] is not statement.node and name in consumed_names(bound[0]):
@@ -107,6 +106,22 @@ def _rebinding(statement: Statement) -> Iterator[ast.stmt]:
             carries = bool(given) and all(_carries_graph(statement.source, one) for one in given)
             if carries and not _calls_cut(statement, bound[0]):
                 yield bound[0]
+
+
+def _body(statement: Statement) -> list[ast.stmt]:
+    function = statement.function
+    return statement.source.module.body if function is None or isinstance(function, ast.Lambda) else function.body
+
+
+def _second_names(statement: Statement) -> Iterator[ast.stmt]:
+    """What binds, in this round, a name that the statement reads to another variable: ``word = last``."""
+    state = reaching(_body(statement), statement.node)
+    for name in _names_of_values(statement.node):
+        for node in (one.statement for one in state.get(name, ()) if not one.carried):
+            value = node.value if isinstance(node, ast.Assign) else None
+            values = [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
+            if node is not None and any(isinstance(part, ast.Name | ast.Attribute) for part in values):
+                yield node
 
 
 def _calls_cut(statement: Statement, node: ast.stmt) -> bool:
