@@ -92,7 +92,8 @@ class Judge:
         is_another = ran and keeps_values and begins_with_another_loss(reference, trial.recording)
         if is_another and self.spared is None:
             is_shared = self.unrecorded is not None and self.unrecorded.key == APART
-            loss = loss or Message("fix.still_shared" if is_shared else "fix.another_loss")
+            another = "fix.another_value" if fix.kind == "recompute_forward" else "fix.another_loss"
+            loss = loss or Message("fix.still_shared" if is_shared else another)
         goes_as_far = not runs and self._ends_as_the_reference(comparison, training, trial, patch)
         if ran and loss is None and reference.finished and candidate.unused > reference.unused:
             loss = Message("fix.unused_backwards", {"count": candidate.unused - reference.unused})

@@ -334,7 +334,8 @@ def _as_property(made: Label) -> Fix | None:
         given = {one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)} - {own}
         kept = _kept_arguments(source, function, own, given - stored)
         missing = sorted(names_read([node.value]) & ((stored | given) - set(kept)))
-        known = {one.attr for one in source.nodes if isinstance(one, ast.Attribute)}
+        attributes = [one for one in source.nodes if isinstance(one, ast.Attribute)]
+        known = {one.attr for one in attributes if isinstance(one.value, ast.Name) and one.value.id == own}
         if known & set(missing) or len(missing) > _MOST_STORED or not is_whole_lines(source, node):
             return None
         if (len(place.block) < 2 and not missing) or _is_bound_elsewhere(source, target):

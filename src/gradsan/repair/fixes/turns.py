@@ -13,8 +13,8 @@ from gradsan.model import Diagnosis, Fix
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.repair.fixes._parameter_uses import hands_on
 from gradsan.repair.fixes.chains import is_cleared
-from gradsan.source.identifiers import leaf_name
-from gradsan.source.rewrite.given import networks_of
+from gradsan.source.identifiers import leaf_name, standing_of
+from gradsan.source.rewrite.given import have_a_common_part, networks_of
 from gradsan.source.rewrite.moving import is_whole_lines, names_bound
 from gradsan.source.tree import SourceFile, indentation_of
 
@@ -80,12 +80,17 @@ def steps_held(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     is_one_turn = is_plain and sum(map(_walks_back, block[first : last + 1])) == 1
     # A step right behind the last backward would find what the held steps of its optimizer have left.
     behind = list(takewhile(lambda one: _is_clip(one) or _of_step(source, one), block[last + 1 :]))
-    again = [at for at, one in enumerate(behind) if _of_step(source, one) in steps.values()]
+    again = [at for at, one in enumerate(behind) if _may_share(source, _of_step(source, one), set(steps.values()))]
     if again:
         steps |= {one: name for one in behind[: again[-1] + 1] if (name := _of_step(source, one))}
         last += again[-1] + 1
     if any(isinstance(one, ast.For | ast.While | ast.Try | ast.With | ast.FunctionDef) for one in inside):
         return ()
+    is_again = len(set(steps.values())) < len(steps)
+    if any(_calls_networks(source, within, one) for one in steps.values()):
+        return ()
+    if (is_plain or is_again) and any(_may_run_network(source, one) for one in within):
+        return ()  # it would see the parameters of before the steps
     if first >= place.index or not steps or is_one_turn or any(hands_on(source, within, one) for one in steps.values()):
         return ()
     if not all(is_whole_lines(source, one) for one in (*steps, *followers, block[first], block[last])):
@@ -127,6 +132,29 @@ def _calls_networks(source: SourceFile, statements: list[ast.stmt], optimizer: s
 
 def _owner(source: SourceFile, call: ast.Call) -> str:
     return source.text(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+
+
+_OF_NUMBERS = frozenset({"item", "append", "detach", "mean", "sum", "abs", "pow", "square", "clamp", "size", "float"})
+_OF_TURNS = frozenset({"zero_grad", "backward", "step", "print", "len", "max", "min", "round", "isinstance"})
+
+
+def _may_run_network(source: SourceFile, node: ast.stmt) -> bool:
+    """Whether a statement calls something else than functions of torch and methods of tensors and optimizers."""
+    for call in (one for one in ast.walk(node) if isinstance(one, ast.Call)):
+        name = leaf_name(call.func) or ""
+        is_of_torch = isinstance(call.func, ast.Attribute) and standing_of(source, call.func.value) == "namespace"
+        if not is_of_torch and name not in _OF_NUMBERS | _OF_TURNS and not name.startswith("clip_grad_"):
+            return True
+    return False
+
+
+def _may_share(source: SourceFile, optimizer: str | None, others: set[str]) -> bool:
+    """Whether an optimizer may have parameters of one of ``others``: where the file does not show the networks, too."""
+    if optimizer is None:
+        return False
+    own = networks_of(source, optimizer)
+    given = [networks_of(source, one) for one in others]
+    return optimizer in others or not own or any(not one or have_a_common_part(own, one) for one in given)
 
 
 def _container(name: str) -> str:
