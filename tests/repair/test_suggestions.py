@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gradsan.model import Diagnosis, Fix, Frame, Label, Message, NamedTensor, Site
-from gradsan.repair.fixes import copies, graphs, loops, states, views, with_candidates
+from gradsan.repair.fixes import backwards, copies, graphs, loops, states, views, with_candidates
 from gradsan.repair.patch import Patch
 
 
@@ -419,3 +419,34 @@ def test_what_an_earlier_loop_has_made_is_repeated_unless_it_is_a_state_or_drawn
     labels = (("saved", None, (at(file, 2),)), ("written", None, (at(file, 6),)), ("used", None, (at(file, 5),)))
     found = loops.compute_in_own_loop(diagnosis("step_between_forward_and_backward", *labels))
     assert [text.splitlines()[3] for text in patched(found, file)] == ([f"    {made}"] if is_repeated else [])
+
+
+@pytest.mark.parametrize(
+    ("between", "is_merged"),
+    [
+        ("a_opt.step()\nb_opt.zero_grad()", True),
+        ("clip_grad_norm_(a.parameters(), 1.0)\na_opt.step()\nb_opt.zero_grad()", True),
+        # The second backward's gradients of b are not clipped.
+        ("clip_grad_norm_(params, 1.0)\na_opt.step()\nb_opt.zero_grad()", False),
+        # Those of b add up.
+        ("a_opt.step()", False),
+        # The same optimizer steps again.
+        ("b_opt.step()\nb_opt.zero_grad()", False),
+        ("a_opt.step()\nloss = more(loss)\nb_opt.zero_grad()", False),
+        ("a_opt.step()\nlog(b.weight.grad)\nb_opt.zero_grad()", False),
+    ],
+)
+def test_one_backward_of_a_loss_for_two_optimizers(program, between, is_merged):
+    file = program(
+        "a_opt, b_opt = Adam(a.parameters()), Adam(b.parameters())\nloss.backward(retain_graph=True)\n"
+        f"{between}\nloss.backward()\nb_opt.step()\n"
+    )
+    lines = Path(file).read_text().splitlines()
+    labels = [
+        ("written", "Adam.step", (at(file, 1 + next(n for n, one in enumerate(lines) if "step()" in one)),)),
+        ("used", None, (at(file, len(lines) - 1),)),
+    ]
+    found = backwards.one_backward(diagnosis("step_between_forward_and_backward", *labels))
+    rest = [one for one in between.split("\n") if one != "b_opt.zero_grad()"]
+    wanted = "\n".join([lines[0], "b_opt.zero_grad()", "loss.backward()", *rest, "b_opt.step()", ""])
+    assert patched(found, file) == ([wanted] if is_merged else [])

@@ -14,6 +14,8 @@ import ast
 
 from gradsan.model import Diagnosis, Fix, Lines
 from gradsan.repair.fixes import _blocks as blocks
+from gradsan.source.identifiers import leaf_name
+from gradsan.source.rewrite.given import networks_of
 from gradsan.source.rewrite.moving import is_whole_lines, names_bound, names_read
 from gradsan.source.tree import SourceFile
 
@@ -84,6 +86,8 @@ def one_backward(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         return ()
     if names_bound(between) & names_read([place.statement]) or any(map(_reads_gradients, between)):
         return ()
+    if any(_clips_others(source, node, stepped) for node in between):
+        return ()
     whole = [place.block[first], place.statement, *cleared]
     if not all(is_whole_lines(source, node) for node in whole):
         return ()
@@ -107,6 +111,18 @@ def _call_as_written(source: SourceFile, call: ast.Call) -> tuple[str, ...]:
 def _owner(source: SourceFile, node: ast.stmt, method: str) -> str | None:
     call = blocks.method_call(node, method)
     return source.text(call.func.value) if call is not None and isinstance(call.func, ast.Attribute) else None
+
+
+def _clips_others(source: SourceFile, node: ast.stmt, optimizers: set[str]) -> bool:
+    """Whether a statement clips gradients of more than the networks of these optimizers, as far as the file shows."""
+    networks = set[str]().union(*(networks_of(source, one) for one in optimizers))
+    for call in (one for one in ast.walk(node) if isinstance(one, ast.Call)):
+        if (leaf_name(call.func) or "").startswith("clip_grad"):
+            given = call.args[0] if call.args else call
+            owner = given.func.value if isinstance(given, ast.Call) and isinstance(given.func, ast.Attribute) else None
+            if owner is None or source.text(owner) not in networks:
+                return True
+    return False
 
 
 def _runs_backward(node: ast.stmt) -> bool:
