@@ -60,6 +60,21 @@ def by_later_loss(
     return _as_bridges(core, backward.thread, frame, edges)
 
 
+def is_for_others(
+    steps: StepLog, backward: BackwardRecord, since: int, needing: Sequence[Node | None], inputs: Sequence[Any] = ()
+) -> bool:
+    """Whether ``needing``, all Nodes whose values are overwritten, lead to parameters of stepped networks alone.
+
+    Whatever other losses use them: the loss has parameters of its own, for whose gradients none of these is needed.
+    """
+    moved = _moved(steps, since, backward.clock)
+    if inputs or not needing or not _has_network_of(moved, backward.roots):
+        return False
+    reached = _reached(backward.roots, _Leaves(moved).kind_of)
+    has_own = any(reached.get(root, 0) & _OTHERS for root in backward.roots)
+    return has_own and all(reached.get(node) == _MOVED for node in needing)
+
+
 def by_earlier_loss(
     core: Log, steps: StepLog, roots: Iterable[Node], since: int, backward: BackwardRecord, frame: FrameType | None
 ) -> tuple[Bridge, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -54,7 +54,9 @@ def of_failure(
     further = stale_slots.further_stale(backward.roots, inputs, accumulates)
     optimizers = optimizers_of(steps, found.save.clock)
     seen = {optimizers.get(found.save.tensor.storage)}
+    needing = [stale.node]
     for number, one in enumerate(itertools.islice(further, _MOST_READ)):
+        needing.append(one.node)
         storage = None if one.tensor is None else _torch.storage_or_none(one.tensor)
         if number < _MOST_LOOKED_AT and storage == found.save.tensor.storage and _is_beside(found):
             same = _of_stale(core, steps, backward, one, frame)
@@ -66,7 +68,8 @@ def of_failure(
                 (storage, one.saved_version, one.is_output, "" if one.node is None else one.node.name()), one
             )
     if not _is_beside(found):
-        found = _with_borrowed(found, core, steps, backward, backwards, frame, inputs)
+        known = needing if len(needing) <= _MOST_READ else []
+        found = _with_borrowed(found, core, steps, backward, backwards, frame, inputs, known)
     beside = (_of_stale(core, steps, backward, one, frame) for one in others.values())
     return replace(found, further=tuple(one for one in beside if one is not None))
 
@@ -79,6 +82,7 @@ def _with_borrowed(
     backwards: BackwardLog | None,
     frame: FrameType,
     inputs: tuple[Any, ...],
+    needing: Sequence[Node | None],
 ) -> Conflict:
     """Return the conflict with the tensors its loss borrows, if a step or a manual update has overwritten the value."""
     if backwards is None or not any(write.kind == "step" or write.is_parameter for write in conflict.writes):
@@ -88,7 +92,8 @@ def _with_borrowed(
 
     found = borrowed.by_later_loss(core, steps, backwards, backward, since, frame, inputs)
     kept = borrowed.retained_for(steps, backwards, backward, since) if found else None
-    return replace(conflict, borrowed=found, retained_at=kept)
+    is_for_others = not found and borrowed.is_for_others(steps, backward, since, needing, inputs)
+    return replace(conflict, borrowed=found, retained_at=kept, for_others=is_for_others)
 
 
 def _is_beside(conflict: Conflict) -> bool:

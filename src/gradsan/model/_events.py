@@ -295,11 +295,12 @@ class Conflict:
     how well save and writes are known: ``recorded``, or inferred from the remains of a run that nobody watched.
     ``also_saved_at`` are further places that may have saved the value then, likeliest first. ``borrowed`` are the
     tensors by which the loss depends on networks trained only by optimizers that have stepped since; ``retained_at`` is
-    the one backward since the save that kept its graph. ``passed`` are the Nodes of a shortest path from the loss to
-    the one that kept the value, that one last; empty where the path is not known. ``collected_in`` is the live
-    container that holds the written tensor itself several times. ``if_meant`` is the distance of the gradients from
-    those of a computation that includes the writes, where that was measured. ``further`` are conflicts of other memory
-    at which this backward would have stopped next.
+    the one backward since the save that kept its graph. ``for_others`` says that it needs the value for parameters of
+    such networks alone, through tensors that other losses use, too. ``passed`` are the Nodes of a shortest path from
+    the loss to the one that kept the value, that one last; empty where the path is not known. ``collected_in`` is the
+    live container that holds the written tensor itself several times. ``if_meant`` is the distance of the gradients
+    from those of a computation that includes the writes, where that was measured. ``further`` are conflicts of other
+    memory at which this backward would have stopped next.
     """
 
     save: Save
@@ -327,6 +328,7 @@ class Conflict:
     also_saved_at: tuple[Site, ...] = ()
     borrowed: tuple[Bridge, ...] = ()
     retained_at: Site | None = None
+    for_others: bool = False
     passed: tuple[Passed, ...] = ()
     collected_in: str | None = None
     if_meant: Deviation | None = None

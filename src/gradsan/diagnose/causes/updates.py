@@ -78,6 +78,8 @@ def _fixes(facts: Facts) -> tuple[Fix, ...]:
     # An optimizer that a hook calls may be one of many for one network.
     is_shared = bool(within) or _learns_from_each(facts)
     cut = () if is_shared else detach_other_network(facts.conflict.borrowed, facts.conflict.retained_at)
+    if facts.conflict.for_others and not is_shared:
+        cut = fixes.advice(facts, "backward_for_own", "changed")
     slipped = () if used_at is None else source.backward_to_its_step(used_at)
     if not slipped:
         stacks = [update.site.user_frames for update in facts.updates_of_all]

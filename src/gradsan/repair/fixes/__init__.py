@@ -94,6 +94,10 @@ _RENEWING = frozenset({"detach_carried_state", "recompute_forward", "reset_state
 """Kinds after which no two backwards need to share a graph."""
 
 
+_FOR_LINES = frozenset({"backward_for_own"})
+"""Kinds that are no advice where the source does not show their line: which optimizer is the loss's own."""
+
+
 def with_candidates(diagnosis: Diagnosis) -> Diagnosis:
     """The diagnosis with every further fix that the source allows.
 
@@ -117,6 +121,8 @@ def _with_candidates(diagnosis: Diagnosis) -> Diagnosis:
     ordered: list[Fix] = []
     for fix in copies.with_masks(diagnosis):
         same = [one for one in found if one.kind == fix.kind]
+        if fix.kind in _FOR_LINES and not fix.lines and not same:
+            continue
         # Of two copies that both pass, the one before the loop is made once.
         ordered.extend(copies.clone_before_loop(diagnosis) if fix.kind == "clone_before_mutation" else ())
         ordered.extend([fix] if fix.lines or not same else [one for one in same if one not in ordered])
@@ -137,6 +143,7 @@ def with_lines(diagnosis: Diagnosis) -> Diagnosis:
         if not fix.lines and fix.kind in first and first[fix.kind].lines not in known and not _is_of_several(fix)
         else fix
         for fix in diagnosis.fixes
+        if fix.lines or fix.kind in first or fix.kind not in _FOR_LINES
     ]
     cut = first.get("detach_built_once")
     if cut is not None and any(fix.lines and fix.kind == "recompute_forward" for fix in fixes):
