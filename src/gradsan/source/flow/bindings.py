@@ -13,7 +13,7 @@ from typing import Literal
 
 from gradsan.model import Frame
 from gradsan.source.flow.reaching import reaching
-from gradsan.source.flow.scopes import arguments_of
+from gradsan.source.flow.scopes import arguments_of, as_key
 from gradsan.source.identifiers import (
     Binding,
     assigned_names,
@@ -321,7 +321,7 @@ def returns_argument(frame: Frame, name: str) -> bool:
     nodes = local_nodes(statement.function)
     returned = [node.value for node in nodes if isinstance(node, ast.Return | ast.Yield) and node.value]
     parts = [one for value in returned for one in (value.elts if isinstance(value, ast.Tuple | ast.List) else [value])]
-    return any(_is_made_of(one, name) for one in parts)
+    return any(_is_made_of(one, as_key(name)) for one in parts)
 
 
 def _is_made_of(value: ast.expr, name: str) -> bool:

@@ -13,6 +13,7 @@ from gradsan.source.change import Change, Edit, edited
 from gradsan.source.flow.aliases import bound_parts, overlap
 from gradsan.source.flow.collected import is_emptied, is_inside, keepers, kept_before, part_keepers, viewed
 from gradsan.source.flow.reaching import Definition, State, are_compared, reaching
+from gradsan.source.flow.scopes import as_key
 from gradsan.source.identifiers import (
     assigned_names,
     bindings_of,
@@ -83,7 +84,9 @@ def argument_read_later(call: Frame, name: str, is_second_name: bool = False) ->
     if statement is None or not isinstance(node, ast.Call) or scope is None:
         return None
     arguments = [*node.args, *(one.value for one in node.keywords)]
-    given = next((one for one in arguments if _is_name(one, name)), None)
+    # ``prepare(batch)`` is given ``batch['x']``, too.
+    name, whole = as_key(name), name.partition("[")[0]
+    given = next((one for one in arguments if _is_name(one, whole)), None)
     is_read_beside = _is_read_beside(statement.source, node, name)
     if given is None or (isinstance(statement.node, ast.Return) and not is_read_beside):
         return None
@@ -98,7 +101,8 @@ def argument_read_later(call: Frame, name: str, is_second_name: bool = False) ->
     read = statement.node.lineno if is_read_beside else read
     if read is None:
         return None
-    return SecondName(name, "argument", statement.node.lineno, read, statement.source.span(given))
+    value = statement.source.span(given) if name == whole else None
+    return SecondName(name, "argument", statement.node.lineno, read, value)
 
 
 def is_made_in_round(call: Frame, name: str) -> bool:

@@ -184,3 +184,11 @@ def is_global_here(frame: Frame, name: str) -> bool:
     is_declared = any(isinstance(one, ast.Global) and name in one.names for one in nodes)
     is_read = any(isinstance(one, ast.Name) and one.id == name for one in ast.walk(function))
     return is_read and (is_declared or not binds(function, name))
+
+
+def as_key(text: str) -> str:
+    """``batch['x']`` of ``batch["x"]``: an expression as :func:`chain_key` has it, where it is such a chain."""
+    try:
+        return chain_key(ast.parse(text, mode="eval").body) or text
+    except SyntaxError:
+        return text
