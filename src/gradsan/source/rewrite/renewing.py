@@ -55,8 +55,8 @@ def run_again(
 
     First the assignments from the save on that depend on its values: inputs and random numbers drawn before
     are kept. Then all assignments of the block. All are stacks of the user's frames, outermost first. Where one
-    statement both saves and writes, a function that it calls computes the loss and steps: then what that one goes on
-    to read. Empty where the writes and the backward are not in one block, in this order, or where random numbers would
+    statement both saves and writes, and a function that it calls computes the loss and steps: what that one goes on to
+    read. Empty where the writes and the backward are not in one block, in this order, or where random numbers would
     be drawn again.
     """
     place = _behind_writes(written, used)
@@ -70,6 +70,8 @@ def run_again(
             return []
         source, block = first[:2]
         last = max(one[3] for one in inner if one is not None)
+        if not any(leaf_name(one.func) == "step" for one in ast.walk(block[last]) if isinstance(one, ast.Call)):
+            return []
         return _repeated(source, block, last, block[last + 1 :], saved, written)
     after = [*block[last + 1 : backward], *_until(block[backward], used)]
     return _repeated(source, block, last, after, saved, written)
