@@ -436,11 +436,11 @@ def test_what_an_earlier_loop_has_made_is_repeated_unless_it_is_a_state_or_drawn
         ("a_opt.step()\nlog(b.weight.grad)\nb_opt.zero_grad()", False),
     ],
 )
-def test_one_backward_of_a_loss_for_two_optimizers(program, between, is_merged):
-    file = program(
-        "a_opt, b_opt = Adam(a.parameters()), Adam(b.parameters())\nloss.backward(retain_graph=True)\n"
-        f"{between}\nloss.backward()\nb_opt.step()\n"
-    )
+@pytest.mark.parametrize("is_after_another", [False, True])
+def test_one_backward_of_a_loss_for_two_optimizers(program, between, is_merged, is_after_another):
+    made = "a_opt, b_opt = Adam(a.parameters()), Adam(b.parameters())\n"
+    made += "penalty.backward()\n" if is_after_another else ""
+    file = program(f"{made}loss.backward(retain_graph=True)\n{between}\nloss.backward()\nb_opt.step()\n")
     lines = Path(file).read_text().splitlines()
     labels = [
         ("written", "Adam.step", (at(file, 1 + next(n for n, one in enumerate(lines) if "step()" in one)),)),
@@ -449,4 +449,4 @@ def test_one_backward_of_a_loss_for_two_optimizers(program, between, is_merged):
     found = backwards.one_backward(diagnosis("step_between_forward_and_backward", *labels))
     rest = [one for one in between.split("\n") if one != "b_opt.zero_grad()"]
     wanted = "\n".join([lines[0], "b_opt.zero_grad()", "loss.backward()", *rest, "b_opt.step()", ""])
-    assert patched(found, file) == ([wanted] if is_merged else [])
+    assert patched(found, file) == ([wanted] if is_merged and not is_after_another else [])

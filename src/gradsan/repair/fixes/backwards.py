@@ -86,8 +86,8 @@ def one_backward(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         return ()
     if names_bound(between) & names_read([place.statement]) or any(map(_reads_gradients, between)):
         return ()
-    if any(_clips_others(source, node, stepped) for node in between):
-        return ()
+    if any(_clips_others(source, node, stepped) for node in between) or any(map(_runs_backward, place.block[:first])):
+        return ()  # gradients of an earlier backward would be cleared before the first step
     whole = [place.block[first], place.statement, *cleared]
     if not all(is_whole_lines(source, node) for node in whole):
         return ()
