@@ -73,16 +73,20 @@ def steps_held(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     within = [one for one in block[first:last] if one not in followers]
     found = [one for node in within for one in ast.walk(node) if isinstance(one, ast.stmt)]
     known = {_container(_of_step(source, pair[0].statement) or "") for pair in pairs}
-    names = [(one, name) for one in found if (name := _of_step(source, one))]
-    steps = {one: name for one, name in names if _container(name) in known or _is_optimizer(source, name)}
+
+    def stepped(node: ast.stmt) -> str | None:
+        name = _of_step(source, node)
+        return name if name and (_container(name) in known or _is_optimizer(source, name)) else None
+
+    steps = {one: name for one in found if (name := stepped(one))}
     inside = [one for node in (*within, block[last]) for one in ast.walk(node)]
     is_plain = all(isinstance(node, ast.Expr | ast.Assign) for node in (*within, block[last]))
     is_one_turn = is_plain and sum(map(_walks_back, block[first : last + 1])) == 1
     # A step right behind the last backward would find what the held steps of its optimizer have left.
-    behind = list(takewhile(lambda one: _is_clip(one) or _of_step(source, one), block[last + 1 :]))
-    again = [at for at, one in enumerate(behind) if _may_share(source, _of_step(source, one), set(steps.values()))]
+    behind = list(takewhile(lambda one: _is_clip(one) or stepped(one), block[last + 1 :]))
+    again = [at for at, one in enumerate(behind) if _may_share(source, stepped(one), set(steps.values()))]
     if again:
-        steps |= {one: name for one in behind[: again[-1] + 1] if (name := _of_step(source, one))}
+        steps |= {one: name for one in behind[: again[-1] + 1] if (name := stepped(one))}
         last += again[-1] + 1
     if any(isinstance(one, ast.For | ast.While | ast.Try | ast.With | ast.FunctionDef) for one in inside):
         return ()
