@@ -144,6 +144,12 @@ def method_call(node: ast.stmt, name: str) -> ast.Call | None:
     return None
 
 
+def owner_of(source: SourceFile, node: ast.stmt, method: str) -> str | None:
+    """``opt`` of a statement that is just ``opt.<method>(…)``, as written; None for any other."""
+    call = method_call(node, method)
+    return source.text(call.func.value) if call is not None and isinstance(call.func, ast.Attribute) else None
+
+
 def text_of(source: SourceFile, node: ast.stmt) -> str:
     """The whole lines of a statement."""
     span = source.span(node)
@@ -191,8 +197,7 @@ def removed(source: SourceFile, node: ast.stmt) -> dict[int, str]:
 def next_optimizer(place: Placed, passed: Iterable[ast.stmt] = ()) -> str | None:
     """The optimizer of the first ``step()`` after ``place`` in its block, but for the statements ``passed``."""
     later = (node for node in place.block[place.index + 1 :] if node not in passed)
-    call = next((one for node in later if (one := method_call(node, "step")) is not None), None)
-    return place.source.text(call.func.value) if call is not None and isinstance(call.func, ast.Attribute) else None
+    return next((owner for node in later if (owner := owner_of(place.source, node, "step")) is not None), None)
 
 
 def with_inputs(source: SourceFile, node: ast.stmt, optimizer: str) -> str | None:

@@ -21,8 +21,6 @@ from gradsan.source.tree import SourceFile
 
 _LEAVING = (ast.Return, ast.Continue, ast.Break, ast.Raise, ast.Yield, ast.YieldFrom, ast.Await)
 _OF_GRADIENTS = frozenset({"backward", "grad", "step", "unscale_", "update"})
-ONCE = "fix.one_backward"
-"""The message key of one backward for several optimizers."""
 
 
 def backward_first(diagnosis: Diagnosis) -> tuple[Fix, ...]:
@@ -78,11 +76,11 @@ def one_backward(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         return ()
     between = place.block[first + 1 : place.index]
     cleared = [node for node in between if blocks.method_call(node, "zero_grad") is not None]
-    stepped = {owner for node in between if (owner := _owner(source, node, "step"))}
+    stepped = {owner for node in between if (owner := blocks.owner_of(source, node, "step"))}
     follower = blocks.next_optimizer(place)
     if not cleared or not stepped or follower is None or follower in stepped:
         return ()
-    if any(_owner(source, node, "zero_grad") in stepped for node in cleared):
+    if any(blocks.owner_of(source, node, "zero_grad") in stepped for node in cleared):
         return ()
     if names_bound(between) & names_read([place.statement]) or any(map(_reads_gradients, between)):
         return ()
@@ -91,7 +89,7 @@ def one_backward(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     whole = [place.block[first], place.statement, *cleared]
     if not all(is_whole_lines(source, node) for node in whole):
         return ()
-    return (Fix.worded(ONCE, {}, _merged(source, whole), keeps=True, kind="one_backward"),)
+    return (Fix.worded("fix.one_backward", {}, _merged(source, whole), keeps=True),)
 
 
 def _merged(source: SourceFile, whole: list[ast.stmt]) -> Lines:
@@ -106,11 +104,6 @@ def _call_as_written(source: SourceFile, call: ast.Call) -> tuple[str, ...]:
     """What a backward starts from, and its arguments but for ``retain_graph``, as written."""
     keywords = (source.text(one) for one in call.keywords if one.arg != "retain_graph")
     return source.text(call.func), *(source.text(one) for one in call.args), *keywords
-
-
-def _owner(source: SourceFile, node: ast.stmt, method: str) -> str | None:
-    call = blocks.method_call(node, method)
-    return source.text(call.func.value) if call is not None and isinstance(call.func, ast.Attribute) else None
 
 
 def _clips_others(source: SourceFile, node: ast.stmt, optimizers: set[str]) -> bool:

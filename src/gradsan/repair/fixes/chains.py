@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import TypeVar
 
 from gradsan.model import Diagnosis, Fix, Label, Message, Site
 from gradsan.repair.fixes import _blocks as blocks
@@ -19,8 +18,6 @@ from gradsan.source.rewrite.asked import keep_graph_from
 from gradsan.source.rewrite.given import networks_of
 from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.tree import SourceFile
-
-_Scope = TypeVar("_Scope", ast.ClassDef, ast.FunctionDef)
 
 ALL_AT_ONCE = "fix.steps_behind_all"
 """The message key of this fix."""
@@ -80,8 +77,7 @@ def _loses_gradients(source: SourceFile, block: list[ast.stmt], turns: list[_Tur
     if any(a.startswith(b) or b.startswith(a) for a, b in pairs):
         return True
     for at in range(block.index(turns[0].backwards[0]), block.index(turns[-1].backwards[-1])):
-        call = blocks.method_call(block[at], "zero_grad")
-        cleared = source.text(call.func.value) if call is not None and isinstance(call.func, ast.Attribute) else ""
+        cleared = blocks.owner_of(source, block[at], "zero_grad") or ""
         later = (number for number, turn in enumerate(turns) if block.index(turn.backwards[0]) > at)
         if cleared and not any(cleared in (turns[number].optimizer, *given[number]) for number in later):
             return True
@@ -113,27 +109,11 @@ def _optimizer_after(place: blocks.Placed, used: Label | None) -> str:
     for one in () if used is None else blocks.placements(used):
         optimizer = blocks.next_optimizer(one)
         if optimizer is not None:
-            is_own = optimizer.startswith("self.") and _class_at(one) is not None and _class_at(one) is _class_at(place)
-            return optimizer if is_own or _function_at(one) is _function_at(place) else ""
+            source, inner, outer = place.source, place.statement, one.statement
+            owner = source.owner_class(inner)
+            is_own = optimizer.startswith("self.") and owner is not None and owner is source.owner_class(outer)
+            return optimizer if is_own or source.function(outer) is source.function(inner) else ""
     return ""
-
-
-def _class_at(place: blocks.Placed) -> ast.ClassDef | None:
-    return _innermost(place, ast.ClassDef)
-
-
-def _function_at(place: blocks.Placed) -> ast.FunctionDef | None:
-    return _innermost(place, ast.FunctionDef)
-
-
-def _innermost(place: blocks.Placed, kind: type[_Scope]) -> _Scope | None:
-    span = place.source.span(place.statement)
-    around = [
-        one
-        for one in place.source.nodes
-        if isinstance(one, kind) and one.lineno <= span.line and span.end_line <= (one.end_lineno or 0)
-    ]
-    return max(around, key=lambda one: one.lineno, default=None)
 
 
 def steps_behind_kept_graph(diagnosis: Diagnosis) -> tuple[Fix, ...]:

@@ -142,8 +142,7 @@ def _steps_again(place: blocks.Placed, steps: list[ast.stmt]) -> bool:
 
 
 def _owners(source: SourceFile, steps: list[ast.stmt]) -> list[str]:
-    calls = [blocks.method_call(step, "step") for step in steps]
-    return [source.text(one.func.value) for one in calls if one is not None and isinstance(one.func, ast.Attribute)]
+    return [owner for step in steps if (owner := blocks.owner_of(source, step, "step")) is not None]
 
 
 def _share_parameters(source: SourceFile, steps: list[ast.stmt], optimizer: str) -> bool | None:

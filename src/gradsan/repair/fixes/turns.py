@@ -128,14 +128,10 @@ def steps_held(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 def _calls_networks(source: SourceFile, statements: list[ast.stmt], optimizer: str) -> bool:
     """Whether a statement after the first step of ``optimizer`` calls a network that it was given."""
     own = networks_of(source, optimizer)
-    inner = (one for node in statements for one in ast.walk(node))
-    calls = [one for one in inner if isinstance(one, ast.Call)]
-    stepped = [one.lineno for one in calls if leaf_name(one.func) == "step" and _owner(source, one) == optimizer]
-    return any(source.text(one.func) in own and one.lineno > min(stepped) for one in calls) if stepped else False
-
-
-def _owner(source: SourceFile, call: ast.Call) -> str:
-    return source.text(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    inner = [one for node in statements for one in ast.walk(node)]
+    stepped = [one.lineno for one in inner if isinstance(one, ast.stmt) and _of_step(source, one) == optimizer]
+    called = (one for one in inner if isinstance(one, ast.Call) and source.text(one.func) in own)
+    return bool(stepped) and any(one.lineno > min(stepped) for one in called)
 
 
 _OF_NUMBERS = frozenset({"item", "append", "detach", "mean", "sum", "abs", "pow", "square", "clamp", "size", "float"})
@@ -192,9 +188,7 @@ def _comments_above(source: SourceFile, node: ast.stmt) -> int:
 def _of_step(source: SourceFile, node: ast.stmt) -> str | None:
     """``opt`` of a statement ``opt.step()``."""
     call = blocks.method_call(node, "step")
-    if call is None or call.args or call.keywords or not isinstance(call.func, ast.Attribute):
-        return None
-    return source.text(call.func.value)
+    return None if call is None or call.args or call.keywords else blocks.owner_of(source, node, "step")
 
 
 def _turn_around(source: SourceFile, place: blocks.Placed, optimizer: str) -> list[ast.stmt]:
@@ -224,10 +218,7 @@ def _start_of(source: SourceFile, block: list[ast.stmt], step: int, optimizer: s
 
 
 def _clears(source: SourceFile, node: ast.stmt, optimizer: str) -> bool:
-    call = blocks.method_call(node, "zero_grad")
-    if call is None or not isinstance(call.func, ast.Attribute):
-        return False
-    return source.text(call.func.value) in {optimizer, *networks_of(source, optimizer)}
+    return blocks.owner_of(source, node, "zero_grad") in {optimizer, *networks_of(source, optimizer)}
 
 
 def _is_of_turn(node: ast.stmt) -> bool:
