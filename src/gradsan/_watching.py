@@ -32,7 +32,8 @@ from gradsan.detect.meaning.stale_values import StaleValues
 from gradsan.detect.meaning.stopped_gradients import StoppedGradients
 from gradsan.detect.meaning.terms.constant_penalties import ConstantPenalties, DataReads
 from gradsan.detect.meaning.terms.constant_terms import ConstantTerms
-from gradsan.detect.meaning.terms.cut_terms import CutTerms, DrawnSamples
+from gradsan.detect.meaning.terms.cut_terms import CutTerms
+from gradsan.detect.meaning.terms.drawn_samples import DrawnSamples
 from gradsan.detect.meaning.terms.lost_terms import LostTerms
 from gradsan.detect.meaning.terms.number_terms import NumberTerms
 from gradsan.detect.meaning.terms.written_values import WrittenValues

@@ -61,7 +61,8 @@ def of_arrays(facts: Facts) -> tuple[Label, ...]:
         # What a loop writes in its next round stands above.
         first = min((loop.lineno for loop in statement.loops), default=frame.line)
         found = _in_functions(names, [replace(frame, line=first)], facts.conflict.use.site.shown_frame, _OF_ARRAYS)
-        for one in (one for one in found if one.reason == _INPLACE):
+        found = [one for one in found if one.reason == _INPLACE] or _in_other_methods(names, frame)
+        for one in found:
             message = Message(one.reason, {"name": min(names)})
             for label in label_texts.at("suspect", one.site, message):
                 labels[label.frame.file, label.frame.line] = label
@@ -89,6 +90,28 @@ def _in_functions(
             if known is None or known.strength < strength:
                 found[frame.file, line] = suspect
     return sorted(found.values(), key=lambda suspect: (-suspect.strength, suspect.distance))
+
+
+def _in_other_methods(names: set[str], frame: Frame) -> list[Suspect]:
+    """The lines of an object's other methods that write in place what one of its methods, at ``frame``, has handed out.
+
+    What its constructor writes is written before that.
+    """
+    kept, parsed = {one for one in names if one.startswith("self.")}, read_source(frame.file)
+    if not kept or parsed is None:
+        return []
+    owner = next(
+        (
+            one
+            for one in parsed.nodes
+            if isinstance(one, ast.ClassDef)
+            and any(inner.lineno <= frame.line <= (inner.end_lineno or 0) for inner in one.body)
+        ),
+        None,
+    )
+    methods = [one for one in (() if owner is None else owner.body) if isinstance(one, ast.FunctionDef)]
+    places = [replace(frame, line=one.lineno, function=one.name) for one in methods if one.name != "__init__"]
+    return [one for one in _in_functions(kept, places, None, _OF_ARRAYS) if one.reason == _INPLACE]
 
 
 def _in_scripts(facts: Facts) -> Iterator[Suspect]:

@@ -105,7 +105,8 @@ _NAMES = {
         "is_left_to_caller makes_discrete operand_given spoils_data writes_at_random"
     ),
     "intent.flags": (
-        "Flag drops_result flags_set reads_flag reads_scale reads_value_of sets_own_flag writes_into_result"
+        "Flag drops_result flags_set reads_flag reads_scale reads_value_of sets_own_flag told_to_require "
+        "writes_into_result"
     ),
     "intent.gradients": (
         "clears_each_part draws_both is_loss_read_elsewhere kept_gradient left_out reads_gradient_beside "

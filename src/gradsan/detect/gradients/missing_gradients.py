@@ -10,8 +10,8 @@ Rows: ``leaf_lost``, ``parameter_not_reached``. Roles: ``parameter`` (a tensor w
 ``values``: ``missing`` of ``total``, ``shape``, ``dtype``, ``device``, and where one of the program's own modules holds
 it ``owner``, its class, and ``attribute``; ``site``: the definition of that class's forward), ``replaced`` (the tensor
 that the program uses instead; ``site``: where it was made), ``registered`` (where a module got that one), ``read`` (the
-expression and place that read it past its graph), ``backward`` (the last one, where no parameter has a gradient) with
-``live`` of the step's frames, ``holder`` (the optimizer).
+expression and place that read it past its graph), ``backward`` (the last one, if none has a gradient; ``values``: its
+loss, if a leaf) with ``live`` of the step's frames, ``holder`` (the optimizer).
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ class MissingGradients(Detector):
             return
         clues += (*listed, *self._last_backward(held, frame))
         failure = Failure("parameter_not_reached", "", "", site, tuple(clues), raised=False)
-        self._starved.append(_starved(held, failure))
+        self._starved.append(_Starved([_torch.weak_tensor(one) for one in held], failure))
         if not is_frozen:
             # A program that updates by hand may step an optimizer for the sake of its schedule alone.
             self._unfed.append((Noted(self._core, held), failure))
@@ -320,7 +320,7 @@ class MissingGradients(Detector):
         if sites and all(one.user_frame == sites[-1].user_frame for one in sites):
             from gradsan.detect.replaced_leaves import comes_from
 
-            yield Clue("backward", sites[-1], op=past[-1].via)
+            yield Clue("backward", sites[-1], op=past[-1].via, values=_facts_of_leaf(past[-1].outputs[0]()))
             yield from live_clues(
                 frame, lambda tensor: any(tensor is one or comes_from(tensor, one) for one in held[:_NAMED])
             )
@@ -384,10 +384,6 @@ class MissingGradients(Detector):
             self._cut_off.append((Noted(self._core, [leaf for leaf, _ in replaced]), failure, self._core.clock))
 
 
-def _starved(held: list[Any], failure: Failure) -> _Starved:
-    return _Starved([_torch.weak_tensor(one) for one in held], failure)
-
-
 def _is_placeholder(parameter: Clue, frame: FrameType) -> bool:
     """Whether nothing has or reads an optimizer's only number: a schedule or a trainer wants some parameter."""
     if parameter.name is None:
@@ -397,6 +393,12 @@ def _is_placeholder(parameter: Clue, frame: FrameType) -> bool:
         # The optimizer was given the list or the variable.
         return not source.reads_value_of(frame.f_code.co_filename, re.split(r"[.\[]", parameter.name)[0], times=1)
     return not source.reads_value_of(made.file, str(attribute))
+
+
+def _facts_of_leaf(loss: Any) -> dict[str, Any]:
+    """The facts of a loss that is a number told to require a gradient; empty for others."""
+    is_number = type(loss) is torch.Tensor and loss.numel() == 1
+    return _torch.facts_of(loss) if is_number and _torch.is_trainable_leaf(loss) else {}
 
 
 def _names(tensors: list[torch.Tensor], frame: FrameType) -> dict[int, str]:

@@ -10,7 +10,8 @@ over parameters updates nothing, and is reported, too.
 
 Rows: ``own_operand``, ``own_difference``, ``update_dropped``. Roles: ``written`` (the update or the difference;
 ``name``; ``op``; ``values``: ``shape``, ``dtype``, ``device``, ``is_leaf``, ``kept``, the side that was meant as a
-copy), ``read`` (``name`` of the other side) and ``given`` (where ``p.data = average`` made them one).
+copy), ``read`` (``name`` of the other side), ``given`` (where ``p.data = average`` made them one) and ``changed`` (what
+last wrote the memory of a difference).
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ class OwnOperands(RoundDetector):
             facts = {**_torch.facts_of(target), "is_leaf": is_leaf, "is_mixed": is_mixed, "is_written": is_written}
             if stack not in self._own:
                 facts["is_array"] = is_array
-                self._own[stack] = op, {**facts, "lent": self._lent_at(storage)}
+                self._own[stack] = op, {**facts, "lent": self._lent_at(storage), "memory": storage}
             if op == "copy_":
                 writes = reversed(logged_writes(self._core))
                 others_of_it = (raw for raw in writes if raw.storage == storage and raw.stack is not stack)
@@ -190,6 +191,15 @@ class OwnOperands(RoundDetector):
         """The stack at which a tensor was given that memory, and another had it before; None where none was."""
         given = [(one.tensor(), one.stack) for one in self._uncounted.replaced.values() if one.stack in self._lending]
         return next((at for held, at in given if held is not None and _torch.storage_or_none(held) == storage), None)
+
+    def _last_changed(self, storage: int) -> tuple[Clue, ...]:
+        """Return the last step of an optimizer, or else the last write, that has changed some memory in this run."""
+        moves = (one for one in reversed(self._steps.steps) if one.before != one.after and storage in one.storages)
+        step = next(moves, None)
+        if step is not None:
+            return (Clue("changed", symbolise(step.stack), op=f"{step.optimizer}.step"),)
+        write = next((one for one in reversed(logged_writes(self._core)) if one.storage == storage), None)
+        return () if write is None else (Clue("changed", symbolise(write.stack), op=write.op),)
 
     def _is_written(self, storage: int, stack: RawStack) -> bool:
         """Whether what the line at ``stack`` has called has written some memory in this round."""
@@ -297,13 +307,19 @@ class OwnOperands(RoundDetector):
             return
         # A list of the program's own was meant to hold copies, a module's result was not.
         is_read_kept = row == DIFFERENCE or facts.get("is_restored") or (of_module and not of_other)
-        lent = facts.pop("lent", None)
+        lent, memory = facts.pop("lent", None), facts.pop("memory", 0)
+        changed = self._last_changed(memory) if memory and row == DIFFERENCE else ()
         facts = {**facts, "kept": read if is_read_kept else written}
         # ``p`` and ``a`` say less than their sources; for ``p.grad`` these are not available.
         is_known = written != read and written != pair[0] and read != pair[1]
         pair = (written, read) if is_known else pair
         given = () if lent is None else (Clue("given", symbolise(lent)),)
-        clues = (Clue("written", site, name=pair[0], op=op, values=facts), Clue("read", site, name=pair[1]), *given)
+        clues = (
+            Clue("written", site, name=pair[0], op=op, values=facts),
+            Clue("read", site, name=pair[1]),
+            *given,
+            *changed,
+        )
         self._found(Failure(row, "", "", used, clues, raised=False))
 
 

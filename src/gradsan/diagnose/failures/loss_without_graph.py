@@ -1,13 +1,14 @@
-"""GS405: backward on a loss without a graph; the operations on the way to it that detached it."""
+"""GS405 and GS702: backward on a loss without a graph, or made a leaf; the operations on the way that detached it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts
-from gradsan.model import Diagnosis, Failure, Fix, Label, Lines, Message, NamedTensor, Site
+from gradsan.model import Diagnosis, Failure, Fix, Frame, Label, Lines, Message, NamedTensor, Site
 
 _OFF = frozenset({"grad_mode_off", "grad_left_off"})
 _MODES = _OFF | {"no_grad", "inference_mode"}
@@ -196,3 +197,33 @@ def _tensor(failure: Failure, name: str | Message) -> NamedTensor | None:
     if loss is None or not isinstance(name, str):
         return None
     return parts.tensor_of(loss, name)
+
+
+def loss_made_leaf(
+    failure: Failure, used: Frame, cuts: tuple[Label, ...], values: Mapping[str, object]
+) -> Diagnosis | None:
+    """GS702, a warning, for an optimizer without any gradient whose last backward, at ``used``, was that of a leaf."""
+    backward = failure.clue("backward")
+    if backward is None or "shape" not in backward.values:
+        return None
+    name = source.method_receiver(used)
+    place = None if name is None else source.told_to_require(used, name)
+    values = {**values, "name": name or Message("label.the_loss")}
+    written = (
+        () if place is None else label_texts.at("written", Site((place,)), Message("label.told_to_require", values))
+    )
+    return parts.diagnosis(
+        failure,
+        "GS702",
+        "loss_made_leaf",
+        values=values,
+        severity="warning",
+        words="loss_made_leaf",
+        labels=(
+            *cuts,
+            *written,
+            *label_texts.at("used", backward.site, Message("label.backward_of_leaf", values), op="backward"),
+        ),
+        tensor=parts.tensor_of(backward, name),
+        fixes=(parts.fix("give_loss_a_graph", "changed", values),),
+    )

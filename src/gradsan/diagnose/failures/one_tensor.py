@@ -192,6 +192,8 @@ def own_operand(failure: Failure) -> Diagnosis | None:
     frame = written.user_frame
     kept = str(written.values.get("kept") or written.name)
     places = () if frame is None else source.assignments(frame, kept)
+    changed = failure.clue("changed")
+    writer = label_texts.as_written(None if changed is None else changed.op)
     return _warning(
         failure,
         values,
@@ -201,6 +203,7 @@ def own_operand(failure: Failure) -> Diagnosis | None:
                 if len(places) == 1 and given is None
                 else parts.label_of(given, "created", "label.given_the_memory", {})
             ),
+            *parts.label_of(changed, "written", "label.both_changed", {**values, "writer": writer}),
             *parts.label_of(written, "written" if is_written else "saved", f"label.{failure.row}", values),
             # Some are found where they are written, before any backward.
             *(

@@ -123,13 +123,15 @@ def thrown_away(failure: Failure) -> Diagnosis | None:
     # To clear earlier would hand this step the gradients of another's loss, if its own backward comes after it.
     missed = () if is_idle or slipped or frame is None else source.later_backward_to_its_step(frame)
     late = is_idle or bool(slipped)
+    # What another backward fills again was of use where some rounds, or another function, keep it.
+    is_kept = bool(gradient.values["is_refilled"]) and not _is_cleared_behind(frame, cleared.user_frame)
     fix = "step_after_backward" if late else "clear_after_step" if is_part else "clear_elsewhere"
     return parts.diagnosis(
         failure,
         "GS424",
         "gradient_thrown_away",
         values=values,
-        severity="note" if gradient.values["is_refilled"] or is_measured or is_chosen else "warning",
+        severity="note" if is_kept or is_measured or is_chosen else "warning",
         title="title.gradient_never_used" if is_idle else None,
         explanation=f"explanation.gradient_{kind}",
         labels=(
@@ -144,6 +146,13 @@ def thrown_away(failure: Failure) -> Diagnosis | None:
             else parts.fix(fix, "changed", values, lines=slipped),
         ),
     )
+
+
+def _is_cleared_behind(ran: Frame | None, cleared: Frame | None) -> bool:
+    """Whether every round of a loop clears, in the function of a backward and behind it, what that has filled."""
+    if ran is None or cleared is None or not source.in_same_loops(ran, cleared):
+        return False
+    return ran.line < cleared.line and not source.is_conditional(ran) and not source.is_conditional(cleared)
 
 
 _CLIPS = {

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts, statements
-from gradsan.diagnose.failures.loss_without_graph import undone_cuts
+from gradsan.diagnose.failures.loss_without_graph import loss_made_leaf, undone_cuts
 from gradsan.diagnose.failures.replaced import given_to_optimizer
 from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Label, Message, NamedTensor, Site
 
@@ -59,6 +59,8 @@ def parameter_not_reached(failure: Failure) -> Diagnosis:
         return _read_past_graph(failure, read, {**values, "read": read.name}, _tensor(parameter))
     where = _where_left_out(failure.clues_of("parameter"))
     cuts, used = _cuts(failure)
+    if used and (made := loss_made_leaf(failure, used[-1], _where_cut(cuts), values)) is not None:
+        return made
     is_frozen = bool(counts.get("frozen"))
     is_off = any(one.message.key == "label.gradients_off" for one in where)
     how = Message("help.use_it_how", values)

@@ -385,7 +385,7 @@ def reads_from(frame: Frame, container: str) -> bool:
 
 
 def given_to_optimizer(frame: Frame) -> frozenset[str]:
-    """The modules and parameters that an optimizer made at ``frame`` is given, as the statement names them: ``enc``.
+    """The modules, parameters and dicts that an optimizer made at ``frame`` is given, as the statement names them.
 
     Names in it that the file binds once stand for what they are bound to. ``self`` is left out.
     """
@@ -399,7 +399,7 @@ def given_to_optimizer(frame: Frame) -> frozenset[str]:
         if (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
-            and node.func.attr in ("parameters", "named_parameters")
+            and node.func.attr in ("parameters", "named_parameters", "values")
         ):
             given.add(chain_key(node.func.value) or "")
         elif isinstance(node, ast.List | ast.Tuple):

@@ -144,3 +144,36 @@ def reads_scale(file: str) -> bool:
 
 def _iterated(node: ast.AST) -> ast.AST:
     return node.iter if isinstance(node, ast.For | ast.AsyncFor) else node
+
+
+def told_to_require(frame: Frame, name: str) -> Frame | None:
+    """The last statement up to ``frame``, in its function, that tells ``name`` to require a gradient.
+
+    ``loss.requires_grad_()``, ``loss.requires_grad = True``, or a call with ``requires_grad=True`` bound to ``loss``.
+    """
+    statement = statement_at(frame)
+    if statement is None or statement.scope is None:
+        return None
+    lines = [
+        node.lineno
+        for node in ast.walk(statement.scope)
+        if isinstance(node, ast.Expr | ast.Assign) and node.lineno <= frame.line and _tells(node, name)
+    ]
+    return Frame(frame.file, max(lines), frame.function, is_user=True) if lines else None
+
+
+def _tells(statement: ast.Expr | ast.Assign, name: str) -> bool:
+    is_bound = isinstance(statement, ast.Assign) and any(ast.unparse(one) == name for one in statement.targets)
+    if isinstance(statement, ast.Assign) and not is_bound:
+        is_set = any(ast.unparse(one) == f"{name}.{_FLAG}" for one in statement.targets)
+        return is_set and isinstance(statement.value, ast.Constant) and statement.value.value is True
+    for call in (one for one in ast.walk(statement.value) if isinstance(one, ast.Call)):
+        is_asked = any(
+            one.arg == _FLAG and isinstance(one.value, ast.Constant) and one.value.value is True
+            for one in call.keywords
+        )
+        is_method = isinstance(call.func, ast.Attribute) and call.func.attr == f"{_FLAG}_"
+        is_own = is_method and isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == name
+        if is_own or (is_bound and (is_asked or is_method)):
+            return True
+    return False

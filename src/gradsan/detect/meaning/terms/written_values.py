@@ -30,7 +30,8 @@ from gradsan import _torch
 from gradsan.detect.meaning.made import Making
 from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.detect.meaning.terms.constant_terms import leaves_near
-from gradsan.detect.meaning.terms.cut_terms import COMPARES, CutTerms
+from gradsan.detect.meaning.terms.cut_terms import CutTerms
+from gradsan.detect.meaning.terms.drawn_samples import COMPARES
 from gradsan.detect.memory import Uncounted
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Frame

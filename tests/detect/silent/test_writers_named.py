@@ -1,0 +1,82 @@
+"""Labels of silent findings: the statement that wrote is named, wherever in the program it stands."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import threading
+from pathlib import Path
+
+import pytest
+
+import gradsan
+from cases import each
+from gradsan.record.recorder import recorder
+
+PROGRAMS = {
+    "array_written_by_another_method": """
+import numpy as np
+import torch
+class Prototypes:
+    def __init__(self):
+        self.table = np.eye(4, dtype=np.float32)
+    def scores(self, z):
+        return z @ torch.from_numpy(self.table)
+    def move(self, towards):
+        np.copyto(self.table, 0.9 * self.table + 0.1 * towards)  # suspect
+        self.table[0] = 0.0  # suspect
+net = torch.nn.Linear(3, 4)
+opt = torch.optim.SGD(net.parameters(), 0.1)
+prototypes = Prototypes()
+for _ in range(3):
+    loss = prototypes.scores(net(torch.randn(5, 3))).logsumexp(1).mean()
+    prototypes.move(np.ones((4, 4), np.float32))
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    "weights_of_the_server_without_a_copy": """
+import torch
+net = torch.nn.Linear(3, 2)
+def local(steps):
+    opt = torch.optim.Adam(net.parameters(), 0.1)
+    before = [w.detach() for w in net.parameters()]
+    for _ in range(steps):
+        opt.zero_grad()
+        near = sum((w - b).pow(2).sum() for w, b in zip(net.parameters(), before))
+        (net(torch.randn(4, 3)).pow(2).mean() + near).backward()
+        opt.step()  # written
+for _ in range(3):
+    local(3)
+""",
+    "number_told_to_require_a_gradient": """
+import torch
+net = torch.nn.Linear(3, 2)
+opt = torch.optim.Adam(net.parameters(), 0.1)
+def objective(x):
+    return 1 - (net(x).argmax(1) == 0).float().mean()
+for _ in range(3):
+    miss = objective(torch.randn(8, 3))
+    miss.requires_grad_(True)  # written
+    opt.zero_grad()
+    miss.backward()
+    opt.step()
+""",
+}
+
+
+@pytest.mark.parametrize("mode", ["watch", "deep"])
+@each("name", PROGRAMS)
+def test_the_statement_that_wrote_is_named(name: str, mode: str, tmp_path: Path) -> None:
+    body = PROGRAMS[name]
+    (file := tmp_path / f"{name}.py").write_text(body, encoding="utf-8")
+    expected = {(at, role[1]) for at, line in enumerate(body.splitlines(), 1) if (role := re.search(r"# (\w+)$", line))}
+    recorder().core.clear()
+    watch = gradsan.watch(mode)
+    thread = threading.Thread(target=watch(runpy.run_path), args=(str(file),))
+    thread.start()
+    thread.join()
+    (found,) = [one for one in watch.diagnoses if one.severity != "note"]
+    wanted = {role for _, role in expected}
+    told = {(label.frame.line, label.role) for label in found.labels if label.role in wanted}
+    assert told == expected
