@@ -62,7 +62,7 @@ EXCEPTIONS = {
     ),
     # So does whether gradients are read by hand, a term was cut off, or parameters were chosen by name.
     # And whether a hook computes a gradient that it does not return, or a step stands apart from its backward.
-    *((f"detect.meaning.{name}", "source") for name in ("evidence", "terms.cut_terms", "terms.lost_terms")),
+    *((f"detect.meaning.{name}", "source") for name in ("evidence", "terms.drawn_samples", "terms.lost_terms")),
     ("detect.meaning.lost_hooks", "source"),
     # Whether anything reads the only number that an optimizer has.
     ("detect.gradients.missing_gradients", "source"),
@@ -82,7 +82,7 @@ EXCEPTIONS = {
 
 FILES_IN_A_FOLDER = 20
 LINES_IN_A_FILE = 420
-MODULES_LOADED = 120
+MODULES_LOADED = 121
 
 
 @cache
