@@ -57,6 +57,19 @@ b = w.sigmoid()
 b *= 2
 b.sum().backward()
 """
+THREE_LEAVES = """
+old, new = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+new.weight[:] = old.weight[:]
+slopes = torch.nn.PReLU(2)
+slopes.weight[:] = 0.1
+norm = torch.nn.LayerNorm(2)
+norm.weight[:] = 0.5
+optimizer = torch.optim.SGD([*new.parameters(), *slopes.parameters(), *norm.parameters()], lr=0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    norm(slopes(new(torch.randn(5, 3)))).square().sum(1).exp().mean().backward()
+    optimizer.step()
+"""
 SAVED_TWICE = """
 class Scaled(torch.nn.Linear):
     def __init__(self):
@@ -330,6 +343,13 @@ def test_two_faults_are_mended_one_after_the_other(tmp_path, monkeypatch):
     text = found.patches[0].files[str(tmp_path / "main.py")].decode()
     assert "a = a + 1" in text
     assert "b = b * 2" in text
+    assert found.left is None
+
+
+def test_faults_of_one_code_are_mended_one_after_the_other(tmp_path, monkeypatch):
+    found = search(tmp_path, monkeypatch, THREE_LEAVES)
+    text = found.patches[0].files[str(tmp_path / "main.py")].decode()
+    assert text.count("with torch.no_grad():") == 3
     assert found.left is None
 
 

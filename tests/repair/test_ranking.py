@@ -52,6 +52,26 @@ def test_the_smaller_one_comes_first_and_of_the_same_size_the_cheaper_one(tmp_pa
     assert kinds(ranked_fixes(found)) == ["large", "dear"]
 
 
+def of_lines(tmp_path, kind, old, new):
+    file = tmp_path / f"{kind}_lines.py"
+    file.write_text("\n".join(old) + "\n")
+    patch = Patch().with_lines(tuple((str(file), line, text) for line, text in enumerate(new, 1)))
+    found = tried(tmp_path, kind)
+    return replace(found, patch=patch)
+
+
+def test_augmented_assignments_written_out_come_before_a_copy_and_parts_put_into_a_new_tensor_behind_it(tmp_path):
+    copy = replace(tried(tmp_path, "clone_before_mutation"), fix=replace(tried(tmp_path, "copy").fix, kind="copy"))
+    kept = {"time_ratio": 1.04, "memory_ratio": 1.04}
+    copy = replace(copy, fix=replace(copy.fix, verification=replace(copy.fix.verification, **kept)))
+    sums = of_lines(tmp_path, "out_of_place", ["x += y", "h.z *= 2"], ["x = x + y", "h.z = h.z * 2"])
+    assert kinds(ranked_fixes([copy, sums])) == ["out_of_place", "copy"]
+    other = of_lines(tmp_path, "out_of_place", ["x += y", "x = 3"], ["x = x + y", "x = 4"])
+    assert kinds(ranked_fixes([other, copy])) == ["copy", "out_of_place"]
+    part = of_lines(tmp_path, "out_of_place", ["x[0] = y"], ["x = x.select_scatter(y, 0, 0)"])
+    assert kinds(ranked_fixes([part, copy])) == ["copy", "out_of_place"]
+
+
 @pytest.mark.parametrize("second", [Cost(100, 100), None])
 def test_a_difference_within_the_tolerance_does_not_decide(tmp_path, second):
     pair = [tried(tmp_path, "one"), tried(tmp_path, "second")]

@@ -267,6 +267,20 @@ def test_clone_before(tmp_path, body, op, line, new):
 
 
 @each(
+    ("body", "line"),
+    [
+        ("z = y\nz[0] = v[0]", "z = y.clone()"),
+        ("x.h = y\nz = x.h\n\nz[0] = v[0]", "z = x.h.clone()"),
+        ("z = y * 1\nz[0] = v[0]", "z = z.clone()"),
+        ("z = y\nw = z\nz[0] = v[0]", "z = z.clone()"),
+    ],
+)
+def test_a_second_name_made_right_before_the_write_is_made_of_a_copy(tmp_path, body, line):
+    ran = run_with_fakes(tmp_path, body)
+    assert clone_before(Frame(ran.file, ran.text.count("\n"), "<module>"), "__setitem__").new == line
+
+
+@each(
     ("text", "op"),
     [
         ("while x.add_(1) is None: pass", "add_"),

@@ -48,11 +48,14 @@ def instead_of_overwriting(facts: Facts, *, copy_first: bool = False) -> tuple[F
     if len({name.text for name in facts.conflict.names if name.kind != "value"}) > 1:
         new, copy = replace(new, hidden_from_others=True), replace(copy, hidden_from_others=True)
     new_fix, copy_fix = _rebinding("out_of_place", facts, new), _rebinding("clone_before_mutation", facts, copy)
+    # A line with a copy reads easier than parts put into new tensors.
+    copy_first = copy_first or bool(copy.lines and any("_scatter(" in text for _, _, text in new.lines))
     if not new.hidden_from_others and not copy.hidden_from_others:
         pair = (copy_fix, new_fix) if copy_first else (new_fix, copy_fix)
         found = pair if pair[0].lines or pair[1].lines else (*_copy_for_autograd(facts), *pair)
     else:
-        found = (*_copy_for_autograd(facts), new_fix if new.lines or not copy.lines else copy_fix)
+        is_new = not copy.lines or (new.lines and not copy_first)
+        found = (*_copy_for_autograd(facts), new_fix if is_new else copy_fix)
     if facts.writes_within_itself and (new.lines or copy.lines):
         # A copy for autograd would keep the write, whose result is undefined.
         how = Message("help.written_apart_how", {"name": facts.name})

@@ -7,6 +7,7 @@ import contextlib
 import difflib
 import io
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -16,6 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gradsan.model import Diagnosis, Frame, Lines
+
+_AUGMENTED = re.compile(r"(?P<target>\s*[\w.]+)\s*(?P<op>[-+*/@|&^]|//|\*\*|<<|>>)=\s")
 
 
 class PatchError(ValueError):
@@ -86,6 +89,19 @@ class Patch:
         return (self._rows("-"), self._rows("+")) == (1, 2)
 
     @property
+    def spells_out(self) -> bool:
+        """Whether every changed line is an augmented assignment written out: ``x = x + y`` for ``x += y``."""
+        rows = [row for row in self.diff(None).split("\n") if row[:3] not in ("+++", "---")]
+        old, new = ([row[1:] for row in rows if row[:1] == sign] for sign in ("-", "+"))
+        return len(old) == len(new) > 0 and all(map(_spells_out, old, new))
+
+    @property
+    def scatters(self) -> int:
+        """How many added lines put a part into a new tensor with ``select_scatter`` or ``slice_scatter``."""
+        rows = [row for row in self.diff(None).split("\n") if row[:1] == "+"]
+        return sum("select_scatter(" in row or "slice_scatter(" in row for row in rows)
+
+    @property
     def shortens(self) -> bool:
         """Whether the program has fewer lines afterwards."""
         return self._rows("-") > self._rows("+")
@@ -93,6 +109,11 @@ class Patch:
     def _rows(self, sign: str) -> int:
         rows = [row for row in self.diff(None).split("\n") if row[:3] not in ("+++", "---")]
         return sum(row[:1] == sign for row in rows)
+
+
+def _spells_out(old: str, new: str) -> bool:
+    found = _AUGMENTED.match(old)
+    return found is not None and new.startswith(f"{found['target']} = {found['target'].strip()} {found['op']} ")
 
 
 def _changed(file: str, content: bytes | None, changes: Mapping[int, str]) -> bytes:

@@ -134,13 +134,22 @@ def _rank(tried: Tried, named: int, was_refused: bool) -> tuple[object, ...]:
         0 if is_preserved and not was_refused else named,
         0.0 if is_preserved else verification.gradient_difference or 0.0,
         is_preserved and max(time, memory) > DEAR,
-        # ``x = x.exp()`` in a line of its own leaves nothing to copy.
-        # Nor is a program that does the same in fewer lines a large change.
-        1 if (tried.fix.kind == "out_of_place" and tried.patch.splits) or tried.patch.shortens else tried.patch.size,
+        _effort(tried),
         # A backward that names its inputs says least about what was meant.
         is_preserved and tried.fix.kind == "backward_for_own",
         int(cost / COST_TOLERANCE),
     )
+
+
+def _effort(tried: Tried) -> int:
+    """How many lines a reader has to understand anew."""
+    patch = tried.patch
+    if patch.shortens:
+        return 1  # A program that does the same in fewer lines is no large change.
+    if tried.fix.kind != "out_of_place":
+        return patch.size
+    # ``x = x.exp()`` in a line of its own leaves nothing to copy, and ``x = x + y`` is read as ``x += y`` was.
+    return 1 if patch.splits or patch.spells_out else patch.size + patch.scatters
 
 
 def _standing(tried: Tried) -> tuple[int, bool]:

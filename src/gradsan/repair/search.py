@@ -367,6 +367,10 @@ def _without_needless(search: _Search, best: Tried, earlier: Patch, before: Tria
     if not patch.size or patch.files == best.patch.files:
         return best
     trial = search.runner.run(replace(search.request, files=dict(patch.files)))
+    # Where neither passes, the next fault of both must be one: the earlier fixes alone may end at this one's place.
+    ends = faults_of(trial), faults_of(best.trial)
+    if not best.passed and not (all(ends) and is_same_finding(ends[0][0], patch, ends[1][0], best.patch)):
+        return best
     alone = search.judge.tried(replace(best.fix, lines=()), patch, trial, before)
     mine, other = (replace(one.fix.verification, time_ratio=None, memory_ratio=None) for one in (alone, best))
     return replace(alone, fix=replace(alone.fix, verification=best.fix.verification)) if mine == other else best

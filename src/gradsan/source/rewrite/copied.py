@@ -37,6 +37,22 @@ def clone_given(frame: Frame, chosen: Callable[[ast.Call], ast.expr | None]) -> 
     return edited(source, edits, "clone_before")
 
 
+def clone_for_second_name(
+    source: SourceFile, statement: ast.stmt, written: ast.AST, notes: tuple[str, ...]
+) -> Change | None:
+    """``out = x.clone()`` instead of ``out = x`` right before the write to ``out`` at ``statement``."""
+    parent, field = source.parents[statement]
+    block = getattr(parent, field)
+    place = block.index(statement) if isinstance(block, list) else 0
+    before = block[place - 1] if place else None
+    if not isinstance(before, ast.Assign) or len(before.targets) != 1 or not isinstance(written, ast.Name):
+        return None
+    name, value = before.targets[0], before.value
+    if not isinstance(name, ast.Name) or name.id != written.id or not isinstance(value, ast.Name | ast.Attribute):
+        return None
+    return edited(source, [Edit.after(source.span(value), ".clone()")], "clone_before", notes)
+
+
 def clone_source(frame: Frame) -> Change | None:
     """``x[1:] += x[:-1].clone()``: a copy of the one operand that may be a view, of a write that reads its own memory.
 

@@ -37,7 +37,7 @@ from gradsan.source.identifiers import (
 )
 from gradsan.source.locate import Expression, Statement, expression_at, expressions_at, statement_at, statements_at
 from gradsan.source.methods import ADDING, KEEPS_SEVERAL
-from gradsan.source.rewrite.copied import cloned, value_and_clone
+from gradsan.source.rewrite.copied import clone_for_second_name, cloned, value_and_clone
 from gradsan.source.rewrite.rebinding import can_rebind, notes_on_rebinding
 from gradsan.source.rewrite.uncut import as_decorator
 from gradsan.source.tree import SourceFile, Span, header_nodes, source_lines
@@ -69,6 +69,7 @@ def clone_before(frame: Frame, op: str, *, value_first: bool = False) -> Change 
         return None
     notes = notes_on_rebinding(source, target)
     change = value_and_clone(source, found[0].statement, name, notes) if value_first else None
+    change = change or clone_for_second_name(source, found[0].statement, target, notes)
     return change or insert_before(source, found[0].statement, f"{name} = {cloned(name, op)}", "clone_before", notes)
 
 
