@@ -44,6 +44,20 @@ def test_a_gradient_that_is_gone_is_lost(candidate):
     assert not found.is_equal
 
 
+@each(
+    ("candidate", "lost"),
+    [
+        ([[1.0], None, [1.0], [1.0]], 0),  # the loss of one round is zero but for the part that was cut
+        ([[1.0], None, None, None], 3),  # a state is carried from the second round on
+        ([[1.0], None, [1.0], None], 2),
+    ],
+)
+def test_a_gradient_that_is_gone_in_few_rounds_is_another_one(candidate, lost):
+    found = compare(run(*[gradients([1.0])] * 4), run(*map(gradients, candidate)))
+    assert found.lost == lost
+    assert not found.is_equal
+
+
 def test_nothing_is_equal_to_a_reference_that_broke_off():
     found = compare(run(gradients([1.0]), finished=False), run(gradients([1.0])))
     assert not found.is_equal

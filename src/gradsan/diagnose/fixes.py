@@ -48,8 +48,10 @@ def instead_of_overwriting(facts: Facts, *, copy_first: bool = False) -> tuple[F
     if len({name.text for name in facts.conflict.names if name.kind != "value"}) > 1:
         new, copy = replace(new, hidden_from_others=True), replace(copy, hidden_from_others=True)
     new_fix, copy_fix = _rebinding("out_of_place", facts, new), _rebinding("clone_before_mutation", facts, copy)
-    # A line with a copy reads easier than parts put into new tensors.
-    copy_first = copy_first or bool(copy.lines and any("_scatter(" in text for _, _, text in new.lines))
+    # A line with a copy reads easier than parts put into new tensors. A write that nothing reports may stand between
+    # it and what the same function has saved.
+    is_scattered = any("_scatter(" in text for _, _, text in new.lines)
+    copy_first = copy_first or bool(is_scattered and copy.lines and not _is_saved_beside(facts, writes))
     if not new.hidden_from_others and not copy.hidden_from_others:
         pair = (copy_fix, new_fix) if copy_first else (new_fix, copy_fix)
         found = pair if pair[0].lines or pair[1].lines else (*_copy_for_autograd(facts), *pair)
@@ -65,6 +67,12 @@ def instead_of_overwriting(facts: Facts, *, copy_first: bool = False) -> tuple[F
         of_container = _rebinding("out_of_place", facts, element)
         found = (of_container, *_copy_for_autograd(facts)) if _is_of_container(writes) else (*found, of_container)
     return tuple(sorted(found, key=lambda fix: not fix.lines))
+
+
+def _is_saved_beside(facts: Facts, writes: Sequence[Write]) -> bool:
+    saved = facts.conflict.save.site.user_frames
+    written = [frame for write in writes for frame in write.site.user_frames]
+    return any(source.in_same_function(one, other) for one in saved[-1:] for other in written)
 
 
 def _is_put_back(facts: Facts) -> bool:

@@ -95,20 +95,21 @@ def live_clues(
 
     ``values``: ``requires_grad`` (expression -> result of ``requires_grad`` for the tensor; for a module, whether any
     parameter does), ``callees`` (expression -> file, first line and name of the function) and ``switched_off`` (the
-    modules of which no parameter requires grad, though an optimizer has them) and ``in_vain`` (those of them whose
-    optimizer has nothing else).
+    modules of which no parameter requires grad, though an optimizer has them), ``in_vain`` (those of them whose
+    optimizer has nothing else) and ``untrained`` (modules that no optimizer has, where one has others).
     """
-    found = []
+    frames = []
     while frame is not None:
         if is_user_file(frame.f_code.co_filename):
-            found.append(_of_frame(frame, requires_grad))
+            frames.append((frame, _named(frame)))
         frame = frame.f_back
-    return tuple(reversed(found))
+    optimizers = [value for _, named in frames for _, value in named if isinstance(value, torch.optim.Optimizer)]
+    held = {id(one) for one in _torch.parameters_of(*optimizers)}
+    return tuple(_of_frame(one, named, requires_grad, held) for one, named in reversed(frames))
 
 
-def _of_frame(frame: FrameType, requires_grad: Callable[[Any], bool]) -> LiveClue:
-    requires: dict[str, bool] = {}
-    callees: dict[str, tuple[str, int, str]] = {}
+def _named(frame: FrameType) -> list[tuple[str, Any]]:
+    """The variables of a frame, and what its ``self`` has, by expression."""
     variables = {**frame.f_globals, **_torch.locals_of(frame)}
     named = [(name, value) for name, value in variables.items() if not name.startswith("__")]
     own = variables.get("self")
@@ -122,6 +123,14 @@ def _of_frame(frame: FrameType, requires_grad: Callable[[Any], bool]) -> LiveClu
             for name, value in vars(type(own)).items()
             if isinstance(value, types.FunctionType)
         ]
+    return named
+
+
+def _of_frame(
+    frame: FrameType, named: list[tuple[str, Any]], requires_grad: Callable[[Any], bool], held: set[int]
+) -> LiveClue:
+    requires: dict[str, bool] = {}
+    callees: dict[str, tuple[str, int, str]] = {}
     for name, value in named[:_MOST_NAMES]:
         answer = _answer(value, requires_grad)
         if answer is not None:
@@ -131,11 +140,11 @@ def _of_frame(frame: FrameType, requires_grad: Callable[[Any], bool]) -> LiveClu
             callees[name] = (file_of(code), code.co_firstlineno, code.co_name)
     code = frame.f_code
     optimizers = [value for _, value in named if isinstance(value, torch.optim.Optimizer)]
-    held, variables_of = {id(one) for one in _torch.parameters_of(*optimizers)}, dict(named)
+    variables_of = dict(named)
+    modules = [(name, value) for name, value in named[:_MOST_NAMES] if isinstance(value, nn.Module)]
+    own = {id(one) for one in _torch.parameters_of(*optimizers)}
     switched_off = [
-        name
-        for name, value in named[:_MOST_NAMES]
-        if requires.get(name) is False and isinstance(value, nn.Module) and held & set(map(id, value.parameters()))
+        name for name, value in modules if requires[name] is False and own & set(map(id, value.parameters()))
     ]
     idle = {id(one) for optimizer in optimizers for one in _held_in_vain(optimizer)}
     in_vain = [name for name in switched_off if idle & set(map(id, variables_of[name].parameters()))]
@@ -146,6 +155,9 @@ def _of_frame(frame: FrameType, requires_grad: Callable[[Any], bool]) -> LiveClu
         callees=callees,
         switched_off=tuple(switched_off),
         in_vain=tuple(in_vain),
+        untrained=tuple(
+            name for name, value in modules if requires[name] and held and not held & set(map(id, value.parameters()))
+        ),
     )
 
 

@@ -267,13 +267,15 @@ class LiveClue(Clue):
     ``requires_grad`` says of a tensor, by its name, whether it requires grad, of a module whether any of its parameters
     does; ``callees`` maps callables to the function that runs: (file, first line, name). ``switched_off``
     are the modules of an optimizer of which no parameter requires grad, ``in_vain`` those of them whose
-    optimizer has nothing else to train.
+    optimizer has nothing else to train. ``untrained`` are modules that require grad and that no optimizer in sight has,
+    where there is one.
     """
 
     requires_grad: Mapping[str, bool]
     callees: Mapping[str, tuple[str, int, str]]
     switched_off: tuple[str, ...]
     in_vain: tuple[str, ...]
+    untrained: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -31,7 +32,8 @@ class Comparison:
     """The gradients of a candidate compared with those of the healed original.
 
     ``difference`` is the largest relative difference (Euclidean norm) of any gradient; None where nothing could be
-    compared. ``lost`` counts gradients that the original has and the candidate has not (None, or all zero).
+    compared. ``lost`` counts gradients that the original has and the candidate has not (None, or all zero), of leaves
+    of which that is so in half of the records or more: where a part of a loss is zero, a cut leaves nothing at times.
     ``is_equal`` only holds where everything that the healed original computed up to its end was compared, or three
     steps of every optimizer where one run was stopped before its end; ``has_reference`` says that the original reached
     its end. ``left_differs``: the steps are equal, but the parameters of an optimizer that made one step end with other
@@ -69,16 +71,18 @@ def compare(reference: Recording, candidate: Recording) -> Comparison:
         is_whole = is_whole and candidate.left is not None and any(reference.left.values)
         if candidate.left is not None and any(reference.left.values):
             together.append((len(together), reference.left, candidate.left))
-    largest, equal, lost, met = 0.0, True, 0, 0
+    largest, equal, met = 0.0, True, 0
+    lost, had = Counter[tuple[str, int]](), Counter[tuple[str, int]]()
     dtype = max(reference.dtype, candidate.dtype, key=lambda name: _EPSILON.get(name, 0.0))
     for position, right, tried in together:
         allowed = tolerance(dtype, position)
         both = list(belonging(right, tried))
         whole = math.sqrt(math.fsum(before[2] ** 2 for before, _ in both if before is not None))
-        for before, after in both:
+        for leaf, (before, after) in enumerate(both):
             met += before is not None
-            if before is not None and before[2] > 0 and (after is None or after[2] == 0):
-                lost += before[2] > allowed * whole / ROUNDINGS
+            if before is not None and before[2] > allowed * whole / ROUNDINGS:
+                had[right.key, leaf] += 1
+                lost[right.key, leaf] += after is None or after[2] == 0
             apart = difference(before, after)
             if before is not None and apart * before[2] <= allowed * whole * _ROUNDINGS_OF_ALL / ROUNDINGS:
                 continue
@@ -92,7 +96,7 @@ def compare(reference: Recording, candidate: Recording) -> Comparison:
     return Comparison(
         largest if met else None,
         is_equal and not left_differs,
-        lost,
+        sum(times for leaf, times in lost.items() if times * 2 >= had[leaf]),
         len(together),
         reference.finished,
         left_differs,

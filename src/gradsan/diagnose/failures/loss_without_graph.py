@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -40,7 +41,7 @@ def loss_without_graph(failure: Failure) -> Diagnosis | None:
         explanation=f"explanation.loss_without_graph_{explained}",
         labels=(*cuts_in_order(cuts), *used),
         tensor=_tensor(failure, name),
-        fixes=undone_cuts(found),
+        fixes=undone_cuts(found, out_of_blocks=True),
     )
 
 
@@ -100,7 +101,7 @@ def cuts_before(failure: Failure, wanted: str | None = None) -> tuple[source.Cut
     is_off = mode is not None and not mode.values["grad_enabled"]
     if is_off and (off := source.grad_switched_off(frames)) is not None:
         return (source.Cut("grad_mode_off", off, "", True),)
-    found = source.find_cuts(frames, live) if live and len(live) == len(frames) else ()
+    found = _of_trained(source.find_cuts(frames, live), failure) if live and len(live) == len(frames) else ()
     if not is_off or not _MODES.isdisjoint(cut.kind for cut in found):
         return found
     # The function that runs the backward is itself decorated.
@@ -112,6 +113,24 @@ def cuts_before(failure: Failure, wanted: str | None = None) -> tuple[source.Cut
         return (source.Cut(around[1], around[0], operand, True),)
     left = source.grad_left_off(frames) if around is None else None
     return found if left is None else (source.Cut("grad_left_off", left, "", True),)
+
+
+def _of_trained(found: tuple[source.Cut, ...], failure: Failure) -> tuple[source.Cut, ...]:
+    """The cuts less those of what networks compute that no optimizer trains, such as a teacher, if others are left."""
+    clues = parts.live(failure)
+    untrained = {name for clue in clues for name in clue.untrained}
+    trained = {name for clue in clues for name, known in clue.requires_grad.items() if known} - untrained
+
+    def is_of_trained(cut: source.Cut) -> bool:
+        if cut.kind not in _MODES or any(_calls(cut, name) for name in trained):
+            return True
+        return not any(_calls(cut, name) for name in untrained)
+
+    return tuple(filter(is_of_trained, found)) or found
+
+
+def _calls(cut: source.Cut, name: str) -> bool:
+    return re.search(rf"(?<![\w.]){re.escape(name)}\(", cut.operand) is not None
 
 
 def cuts_in_order(cuts: tuple[source.Cut, ...]) -> tuple[Label, ...]:
@@ -136,9 +155,12 @@ def _likely(found: tuple[source.Cut, ...]) -> tuple[source.Cut, ...]:
     return tuple(one for one in found if likely.get(one.frame) is one)[:_MOST_SHOWN]
 
 
-def undone_cuts(found: tuple[source.Cut, ...]) -> tuple[Fix, ...]:
-    """A fix for each of the likeliest cuts of ``find_cuts``; with its line where the cut is unambiguous."""
-    fixes = [_fix(one, _is_the_one(one, found)) for one in (_likely(found) if found else ())]
+def undone_cuts(found: tuple[source.Cut, ...], *, out_of_blocks: bool = False) -> tuple[Fix, ...]:
+    """A fix for each of the likeliest cuts of ``find_cuts``; with its line where the cut is unambiguous.
+
+    With ``out_of_blocks`` a statement leaves a ``with torch.no_grad():`` that others are in.
+    """
+    fixes = [_fix(one, _is_the_one(one, found), out_of_blocks) for one in (_likely(found) if found else ())]
     if fixes and (lines := _numbers_undone(found)):
         return (replace(fixes[0], lines=lines),)
     return tuple(sorted(fixes, key=lambda fix: not fix.lines))
@@ -158,8 +180,8 @@ def _is_the_one(cut: source.Cut, found: tuple[source.Cut, ...]) -> bool:
     return not cut.is_covered and all(one.is_covered or one.frame == cut.frame for one in found)
 
 
-def _fix(cut: source.Cut, is_the_one: bool) -> Fix:
-    change = source.undone(cut.frame, cut.kind) if is_the_one else None
+def _fix(cut: source.Cut, is_the_one: bool, out_of_blocks: bool) -> Fix:
+    change = source.undone(cut.frame, cut.kind, cut.operand if out_of_blocks else "") if is_the_one else None
     how = "help.cut_gradient_how" if cut.kind == "gradient" else "help.cut_with_graph_how"
     return Fix(
         kind=f"undo_{cut.kind}",

@@ -53,6 +53,12 @@ def clone_for_second_name(
     return edited(source, [Edit.after(source.span(value), ".clone()")], "clone_before", notes)
 
 
+def computes_with(source: SourceFile, statement: ast.stmt, name: str) -> bool:
+    """Whether the value that a statement writes is computed from ``name``, which a copy before it would be, too."""
+    value = statement.value if isinstance(statement, ast.Assign | ast.AugAssign) else None
+    return value is not None and any(source.text(one) == name for one in ast.walk(value) if isinstance(one, ast.expr))
+
+
 def clone_source(frame: Frame) -> Change | None:
     """``x[1:] += x[:-1].clone()``: a copy of the one operand that may be a view, of a write that reads its own memory.
 

@@ -11,10 +11,11 @@ from types import UnionType
 from typing import TypeAlias
 
 from gradsan.model import Frame, Lines
+from gradsan.source.change import Change, Edit, edited
 from gradsan.source.flow.writing import written_root
 from gradsan.source.identifiers import assigned_names, leaf_name, standing_of
-from gradsan.source.locate import statement_at
-from gradsan.source.tree import SourceFile
+from gradsan.source.locate import expression_at, statement_at
+from gradsan.source.tree import SourceFile, Span
 
 _LEAVING = (ast.Return, ast.Continue, ast.Break, ast.Raise, ast.Yield, ast.YieldFrom, ast.Await)
 _LIGHT = frozenset(
@@ -110,6 +111,46 @@ def blocks_around(stack: Sequence[Frame]) -> Iterator[tuple[SourceFile, list[ast
             if parent is None or isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
                 break
             node = parent
+
+
+def computed_outside(frame: Frame, operand: str) -> Change | None:
+    """The one statement that computes ``operand`` moved out of the ``with`` at ``frame``, which the others stay in.
+
+    None where it is neither the first nor the last, or another one reads what it binds.
+    """
+    place = expression_at(frame)
+    if place is None:
+        return None
+    source = place.source
+    item = source.parents[place.node][0]
+    block = source.parents[item][0] if isinstance(item, ast.withitem) else None
+    if not isinstance(block, ast.With) or not operand:
+        return None
+    texts = [[source.text(one) for one in ast.walk(part) if isinstance(one, ast.expr)] for part in block.body]
+    making = [part for part, parts in zip(block.body, texts, strict=True) if operand in parts]
+    others = [part for part in block.body if part not in making]
+    if len(making) != 1 or not isinstance(making[0], ast.Assign | ast.Return):
+        return None
+    if names_bound(making) & names_read(others):
+        return None
+    edits = out_of_with(source, block, making[0])
+    return None if edits is None else edited(source, edits, "undone")
+
+
+def out_of_with(source: SourceFile, block: ast.With, made: ast.stmt) -> list[Edit] | None:
+    """The statement of ``block`` moved before or after it and dedented; the block is removed where it has no other."""
+    around, first, own = source.span(block), source.span(block.body[0]), source.span(made)
+    if len(block.items) != 1 or first.line == around.line or made not in (block.body[0], block.body[-1]):
+        return None
+    deeper = own.column - around.column
+    edits = [Edit(Span(line, 1, line, deeper + 1), "") for line in range(own.line + 1, own.end_line + 1)]
+    if made is not block.body[0]:
+        return [Edit(Span(own.line, 1, own.line, deeper + 1), ""), *edits]
+    edits.append(Edit(Span(around.line, around.column, own.line, own.column), ""))
+    if len(block.body) > 1:
+        header = source.slice(Span(around.line, 1, first.line, 1)).rstrip("\n")
+        edits.append(Edit.after(own, f"\n{header}"))
+    return edits
 
 
 def until_apart(first: Sequence[Frame], second: Sequence[Frame]) -> tuple[Sequence[Frame], Sequence[Frame]]:

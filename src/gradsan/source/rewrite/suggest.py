@@ -37,7 +37,8 @@ from gradsan.source.identifiers import (
 )
 from gradsan.source.locate import Expression, Statement, expression_at, expressions_at, statement_at, statements_at
 from gradsan.source.methods import ADDING, KEEPS_SEVERAL
-from gradsan.source.rewrite.copied import clone_for_second_name, cloned, value_and_clone
+from gradsan.source.rewrite.copied import clone_for_second_name, cloned, computes_with, value_and_clone
+from gradsan.source.rewrite.moving import computed_outside
 from gradsan.source.rewrite.rebinding import can_rebind, notes_on_rebinding
 from gradsan.source.rewrite.uncut import as_decorator
 from gradsan.source.tree import SourceFile, Span, header_nodes, source_lines
@@ -69,6 +70,8 @@ def clone_before(frame: Frame, op: str, *, value_first: bool = False) -> Change 
         return None
     notes = notes_on_rebinding(source, target)
     change = value_and_clone(source, found[0].statement, name, notes) if value_first else None
+    if value_first and change is None and computes_with(source, found[0].statement, name):
+        return None
     change = change or clone_for_second_name(source, found[0].statement, target, notes)
     return change or insert_before(source, found[0].statement, f"{name} = {cloned(name, op)}", "clone_before", notes)
 
@@ -313,18 +316,20 @@ _LISTS = (ast.List, ast.ListComp, ast.Tuple)
 _IS_OPERAND = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)
 
 
-def undone(frame: Frame, kind: str) -> Change | None:
+def undone(frame: Frame, kind: str, operand: str = "") -> Change | None:
     """The line of ``frame``, the place of a cut of this kind, with a graph; None where the source does not show how.
 
     ``x.item()`` and ``float(x)`` become ``x``, ``torch.tensor(losses)`` of a list becomes ``torch.stack(losses)``,
     ``autograd.grad`` is asked for a graph, and a decorator ``@torch.no_grad()`` is removed; it replaces a
-    ``torch.set_grad_enabled(False)`` in a function. ``detach()`` and ``.data`` are written on purpose: these stay.
+    ``torch.set_grad_enabled(False)`` in a function. What computes ``operand`` leaves a ``with torch.no_grad():``.
+    ``detach()`` and ``.data`` are written on purpose: these stay.
     """
     if kind == "grad_left_off":
         return as_decorator(frame)
     line = next(iter(source_lines(frame.file)[frame.line - 1 : frame.line]), "")
     if kind in ("no_grad", "inference_mode"):
-        return Change(frame.line, line, "", "undone") if line.lstrip().startswith("@") else None
+        is_decorator = line.lstrip().startswith("@")
+        return Change(frame.line, line, "", "undone") if is_decorator else computed_outside(frame, operand)
     place = expression_at(frame)
     edit = None if place is None else _edit(place, kind)
     return None if place is None or edit is None else edited(place.source, [edit], "undone")

@@ -23,6 +23,7 @@ from gradsan.source.identifiers import bindings_of, chain_key, consumed_names, l
 from gradsan.source.locate import expression_at, statement_at
 from gradsan.source.methods import METADATA, NUMBERS
 from gradsan.source.rewrite.detached import detach_in_each, detach_reads
+from gradsan.source.rewrite.moving import out_of_with
 from gradsan.source.tree import FunctionNode, SourceFile, Span, header_nodes
 
 _STAYING = METADATA | {"detach", "detach_", "data", "backward"}
@@ -69,7 +70,7 @@ def _moved(source: SourceFile, node: ast.expr, operand: str, used: Sequence[Fram
     made: ast.stmt | None = None
     if isinstance(block, ast.With):
         made = next((one for one in block.body if _computes(source, one, operand)), None)
-        edits = None if made is None else _out_of(source, block, made)
+        edits = None if made is None else out_of_with(source, block, made)
     elif function is not None:
         at = source.span(node)
         edits = [Edit(Span(at.line, 1, at.end_line + 1, 1), "")]
@@ -129,22 +130,6 @@ def _uncut(source: SourceFile, node: ast.expr) -> list[Edit] | None:
         return None
     end, inner = source.span(node), source.span(cut.value)
     return [Edit(Span(inner.end_line, inner.end_column, end.end_line, end.end_column), "")]
-
-
-def _out_of(source: SourceFile, block: ast.With, made: ast.stmt) -> list[Edit] | None:
-    """The statement of ``block`` moved before or after it and dedented; the block is removed where it has no other."""
-    around, first, own = source.span(block), source.span(block.body[0]), source.span(made)
-    if len(block.items) != 1 or first.line == around.line or made not in (block.body[0], block.body[-1]):
-        return None
-    deeper = own.column - around.column
-    edits = [Edit(Span(line, 1, line, deeper + 1), "") for line in range(own.line + 1, own.end_line + 1)]
-    if made is not block.body[0]:
-        return [Edit(Span(own.line, 1, own.line, deeper + 1), ""), *edits]
-    edits.append(Edit(Span(around.line, around.column, own.line, own.column), ""))
-    if len(block.body) > 1:
-        header = source.slice(Span(around.line, 1, first.line, 1)).rstrip("\n")
-        edits.append(Edit.after(own, f"\n{header}"))
-    return edits
 
 
 def _reads_of_others(
