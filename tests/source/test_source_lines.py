@@ -15,7 +15,14 @@ from source_snippets import HAS_COLUMNS, run_with_fakes, without_columns
 
 from cases import each
 from gradsan.model import Frame
-from gradsan.source import expression_at, expressions_at, source_line, source_lines, statement_at
+from gradsan.source import (
+    expression_at,
+    expressions_at,
+    is_in_function_forward,
+    source_line,
+    source_lines,
+    statement_at,
+)
 from gradsan.source.tree import read_source
 
 
@@ -207,3 +214,28 @@ def test_a_module_with_a_relative_file_does_no_harm_where_the_working_directory_
     monkeypatch.chdir(gone)
     gone.rmdir()
     assert source_line("/no/such/file.py", 1) is None
+
+
+def test_the_forward_of_a_custom_function_is_known_without_a_frame_of_torchs(tmp_path):
+    text = """class Scale(Function):
+    @staticmethod
+    def forward(ctx, x):
+        x.mul_(2)
+
+    @staticmethod
+    def backward(ctx, g):
+        g.mul_(2)
+
+
+class Net(Module):
+    def forward(self, x):
+        x.mul_(2)
+
+    @staticmethod
+    def backward(loss):
+        loss.backward()
+"""
+    file = tmp_path / "functions.py"
+    file.write_text(text, encoding="utf-8")
+    lines = {4: "forward", 8: "backward", 13: "forward", 17: "backward"}
+    assert [line for line, name in lines.items() if is_in_function_forward(Frame(str(file), line, name))] == [4]

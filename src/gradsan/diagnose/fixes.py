@@ -14,7 +14,6 @@ from gradsan.diagnose.facts import Facts
 from gradsan.diagnose.names import operands_at_save, result_at_save
 from gradsan.model import Fix, Frame, Lines, Message, Site, Write
 
-_FUNCTIONS = ("torch/autograd/function.py", "torch\\autograd\\function.py")
 _GIVEN = frozenset({"input", "mat1", "self"})
 """Slots of the value that a layer is called with; its weights have others."""
 
@@ -370,7 +369,7 @@ def _copy_for_autograd(facts: Facts) -> tuple[Fix, ...]:
 
 def _is_in_function(site: Site) -> bool:
     """Whether a custom Function made the write, in its forward: its result gets a graph when it is returned."""
-    return any(frame.file.endswith(_FUNCTIONS) for frame in site.frames)
+    return any(source.is_in_function_forward(frame) for frame in site.user_frames)
 
 
 def _is_called(facts: Facts, name: str) -> bool:

@@ -85,7 +85,7 @@ _NAMES = {
         "frames_between in_one_loop in_same_function in_same_loops is_item_of_loop is_target_of_loop "
         "is_read_afterwards is_read_between reads_what_it_binds shape_bound_at walked_over"
     ),
-    "flow.scopes": "Live is_global_here",
+    "flow.scopes": "Live is_global_here is_in_function_forward",
     "flow.targets": (
         "Operation assigned_data called_operand mixed_operand operand_expressions operation_at "
         "own_difference target_and_operand written_expression"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from gradsan.model import Frame
 from gradsan.source.flow.reaching import reaching
-from gradsan.source.identifiers import bindings_of, binds, chain_key, local_nodes, parameters
+from gradsan.source.identifiers import bindings_of, binds, chain_key, leaf_name, local_nodes, parameters
 from gradsan.source.locate import expression_at, statement_at
 from gradsan.source.tree import FunctionNode, SourceFile, read_source
 
@@ -52,6 +52,23 @@ def scope_at(frames: Sequence[Frame], live: Sequence[Live], index: int) -> Scope
     if outer is not None and call is not None and isinstance(call.node, ast.Call) and statement.function is not None:
         given = {name: (value, outer) for name, value in arguments_of(statement.function, call.node)}
     return Scope(statement.source, statement.function, statement.node, live[index], given)
+
+
+def is_in_function_forward(frame: Frame) -> bool:
+    """Whether a frame is in the ``forward`` of a custom Function: a static method beside a static ``backward``."""
+    statement = statement_at(frame)
+    function = None if statement is None else statement.function
+    if statement is None or not isinstance(function, ast.FunctionDef) or function.name != "forward":
+        return False
+    owner = statement.source.parents[function][0]
+    if not isinstance(owner, ast.ClassDef):
+        return False
+    methods = {one.name: one for one in owner.body if isinstance(one, ast.FunctionDef) and _is_static(one)}
+    return methods.get("forward") is function and "backward" in methods
+
+
+def _is_static(function: ast.FunctionDef) -> bool:
+    return any(leaf_name(one) == "staticmethod" for one in function.decorator_list)
 
 
 def definitions_of(scope: Scope, key: str) -> Iterator[tuple[ast.stmt, ast.expr]]:
