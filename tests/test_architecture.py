@@ -70,6 +70,7 @@ EXCEPTIONS = {
     ("detect.gradients.gradient_writes", "source"),
     ("detect.one_tensor.arrays_in_lists", "source"),
     ("detect.one_tensor.kept_references", "source"),
+    ("detect.one_tensor.overwritten_names", "source"),
     ("detect.gradients.kept_gradients", "source"),
     # Failures keep what the source of a frame says: the variable of an index, the operand of a statement.
     *((f"errors.{name}", "source") for name in ("graph_nodes", "refused_writes")),

@@ -71,6 +71,23 @@ def overlap(first: Region, second: Region) -> bool:
     return False
 
 
+def covers(first: Region, second: Region) -> bool:
+    """Whether the first region has every byte of the second one; False where there are too many rows to tell."""
+    a, b = narrowed(first), narrowed(second)
+    if a is None or b is None or _is_empty(a) or _is_empty(b):
+        return False
+    rows_a, rows_b = _rows(a), _rows(b)
+    if rows_a is None or rows_b is None:
+        return False
+    spans, i = _merged(rows_a), 0
+    for low, high in _merged(rows_b):
+        while i < len(spans) and spans[i][1] < high:
+            i += 1
+        if i == len(spans) or low < spans[i][0]:
+            return False
+    return True
+
+
 def covers_itself(region: Region) -> bool:
     """Whether several elements of a region lie in one place: of an expanded tensor, of windows that overlap.
 

@@ -75,7 +75,7 @@ _NAMES = {
     ),
     "flow.modules": "DETACHED Shape inplace_layer_false state_given",
     "flow.reaching": "is_of_copy runs_more_often",
-    "flow.reuse": "SecondName argument_read_later copy_second_name is_made_in_round second_name",
+    "flow.reuse": "SecondName argument_read_later copy_second_name copy_where_bound is_made_in_round second_name",
     "flow.results": (
         "cached_function collected_result computed_defaults earlier_result is_in_loop is_running_state lines_reading "
         "one_many_times parameter_names read_behind times_in_list"

@@ -69,6 +69,8 @@ class OwnOperands(RoundDetector):
         self._given = self._notes(dict[int, int]())
         self._shared = self._notes(_torch.WeakTensors())
         self._data_read = self._notes(dict[int, tuple[_torch.weak_tensor, int]]())
+        self._filled = self._notes(dict[RawStack, bool]())
+        self._filled_now = self._notes(dict[RawStack, tuple[RawWrite | None, dict[str, Any]]]())
         self._awaited: set[Any] | None = None
         self._lent = set[Any]()
         self._states = self._since = self._followed = 0
@@ -125,6 +127,7 @@ class OwnOperands(RoundDetector):
             return
         is_leaf = any(map(_torch.is_trainable_leaf, given))
         if op in _COMPARES and not is_leaf and len(set(map(_torch.storage_or_none, given))) > 1:
+            self._note_filled(given)
             return
         target = given[0]
         stack = self._core.stack(_LISTENER_FRAMES)
@@ -153,6 +156,7 @@ class OwnOperands(RoundDetector):
 
     def looks(self, entry: RawBackward, is_last: bool) -> None:
         """Report the lines of the round when it is over."""
+        self._report_filled(entry)
         for stack in [one for one in self._computed if is_last and one not in self._described]:
             self._described.add(stack)
             frame = (site := symbolise(stack)).user_frame
@@ -186,6 +190,32 @@ class OwnOperands(RoundDetector):
             if pair and not is_known and (at := (frame.file, frame.function, frozenset(pair))) not in self._described:
                 self._described.add(at)
                 self._tell(row, site, op, facts, pair, symbolise(entry.stack))
+
+    def _note_filled(self, given: list[Any]) -> None:
+        """Note a comparison of a value with memory that this round has filled with that very value."""
+        kept = [one for one in given if not one.requires_grad]
+        if len(kept) != 1 or given[0].shape != given[1].shape or self._entry is None or _torch.is_transformed():
+            return
+        stack = self._core.stack(_LISTENER_FRAMES + 1)
+        if stack in self._filled_now or len(self._filled_now) > _STACKS:
+            return
+        from gradsan.detect.one_tensor.overwritten_names import fills
+
+        other = given[0] if kept[0] is given[1] else given[1]
+        self._filled_now[stack] = fills(self._core, self._entry.clock, kept[0], other), _torch.facts_of(kept[0])
+
+    def _report_filled(self, entry: RawBackward) -> None:
+        """Report such comparisons of two rounds, if the source shows that an older value was meant."""
+        for stack, (write, facts) in self._filled_now.items():
+            is_again = self._filled.get(stack, False) and write is not None
+            self._filled[stack] = write is not None
+            if is_again and write is not None and ("filled", stack) not in self._described:
+                from gradsan.detect.one_tensor import overwritten_names
+
+                self._described.add(("filled", stack))
+                if (clues := overwritten_names.clues(stack, write, facts)) is not None:
+                    self._report_at(overwritten_names.ROW, entry.stack, *clues)
+        self._filled_now.clear()
 
     def _lent_at(self, storage: int) -> Any:
         """The stack at which a tensor was given that memory, and another had it before; None where none was."""

@@ -226,6 +226,7 @@ _CUT_WORDS: dict[object, tuple[str, str]] = {
     "detached": ("term_is_detached", "term_undetached"),
     "discrete": ("term_is_discrete", "smooth_term"),
     "flat": ("term_is_flat", "smooth_term"),
+    "written": ("term_is_written", "term_out_of_place"),
     "number": ("term_is_number", "term_as_tensor"),
     "drawn": ("sample_is_constant", "sample_with_graph"),
 }
@@ -239,6 +240,13 @@ def _made_number(computed: Clue) -> str | None:
     return source.first_argument(frame) if computed.op == "float" else source.method_receiver(frame)
 
 
+def _written_name(computed: Clue) -> str | None:
+    """``body.pos`` of ``body.pos.data.add_(step)`` at the place of a clue."""
+    frame = computed.user_frame
+    name = None if frame is None else source.written_expression(frame, computed.op or "")
+    return None if name is None else name.removesuffix(".data")
+
+
 def _constant_joined(
     failure: Failure, role: str, words: str, noun: str, kind: str, lines: Lines = ()
 ) -> Diagnosis | None:
@@ -246,7 +254,9 @@ def _constant_joined(
     computed, added = failure.clue(role), failure.clue("added")
     if computed is None or added is None:
         return None
-    name = computed.name or _made_number(computed) or parts.assigned_at(computed)
+    is_written = computed.values.get("how") == "written"
+    name = _written_name(computed) if is_written else computed.name or _made_number(computed)
+    name = name or parts.assigned_at(computed)
     values = {"name": name or Message(f"label.the_{noun}"), "op": computed.op or ""}
     return parts.diagnosis(
         failure,
@@ -257,7 +267,12 @@ def _constant_joined(
         words=words,
         labels=(
             *parts.without_graph(computed),
-            *parts.label_of(computed, "created", f"label.{noun}_without_graph", values),
+            *parts.label_of(
+                computed,
+                "written" if is_written else "created",
+                "label.written_without_graph" if is_written else f"label.{noun}_without_graph",
+                values,
+            ),
             *parts.label_of(added, "note", "label.constant_added", values),
             *parts.used(failure, "label.constant_ignored", values),
         ),

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts
-from gradsan.model import Diagnosis, Failure, Label, Lines, Message, NamedTensor, Site
+from gradsan.model import Diagnosis, Failure, Frame, Label, Lines, Message, NamedTensor, Site
 
 _SHOWN = 40
 """Characters of a statement that a sentence quotes in full."""
@@ -47,9 +47,7 @@ def second_name(failure: Failure) -> Diagnosis | None:
     frame = None if written is None or written.site is None else written.site.user_frame
     if written is None or read is None or frame is None or not written.name or not read.name or bound is None:
         return None
-    statement = source.statement_at(frame)
-    is_short = statement is not None and len(statement.text) <= _SHOWN and "\n" not in statement.text
-    writer = statement.text if statement is not None and is_short else label_texts.as_written(written.op)
+    writer = _statement(frame) or label_texts.as_written(written.op)
     # The older name was meant to keep its values: in ``noisy = clean.add_(noise)`` it is ``clean``.
     names = (written.name, read.name) if written.values.get("is_result") else (read.name, written.name)
     values = {"name": names[0], "written": names[1], "writer": writer, "function": bound.name or ""}
@@ -85,6 +83,35 @@ def second_name(failure: Failure) -> Diagnosis | None:
         tensor=parts.tensor_of(written, written.name if failure.row == "list_of_one" else names[0]),
         lines=lines,
         help_key=help_key,
+    )
+
+
+def _statement(frame: Frame | None) -> str | None:
+    """The text of a short statement."""
+    statement = None if frame is None else source.statement_at(frame)
+    is_short = statement is not None and len(statement.text) <= _SHOWN and "\n" not in statement.text
+    return statement.text if statement is not None and is_short else None
+
+
+def overwritten_name(failure: Failure) -> Diagnosis | None:
+    """GS216, a warning, for a name of memory that is filled with a value before the name is compared with it."""
+    bound, written, read = (failure.clue(role) for role in ("bound", "written", "read"))
+    frame = None if bound is None else bound.user_frame
+    if bound is None or written is None or frame is None:
+        return None
+    values = {"name": written.name, "writer": _statement(written.user_frame) or label_texts.as_written(written.op)}
+    return _warning(
+        failure,
+        values,
+        labels=(
+            *parts.label_of(bound, "created", "label.name_overwritten_bound", values),
+            *parts.label_of(written, "written", "label.name_overwritten_written", values),
+            *parts.label_of(read, "saved", "label.name_overwritten_read", values),
+            *parts.used(failure, "label.new_value_used", values),
+        ),
+        tensor=parts.tensor_of(written, written.name),
+        lines=source.changed_lines(frame.file, source.copy_where_bound(frame)),
+        help_key="help.second_name_copied",
     )
 
 

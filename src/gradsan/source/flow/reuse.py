@@ -133,6 +133,18 @@ def copy_second_name(frame: Frame, found: SecondName | None) -> Change | None:
     return edited(statement.source, [end], "clone_second_name")
 
 
+def copy_where_bound(frame: Frame) -> Change | None:
+    """``last = rows[i].clone()``: a copy of what the one name at ``frame`` is bound to; None for computed values."""
+    statement = statement_at(frame)
+    node = None if statement is None else statement.node
+    if statement is None or not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
+        return None
+    if len(node.targets) > 1 or not isinstance(node.value, ast.Name | ast.Attribute | ast.Subscript | ast.Call):
+        return None
+    span = statement.source.span(node.value)
+    return edited(statement.source, [Edit.insert(span.end_line, span.end_column, ".clone()")], "clone_second_name")
+
+
 def _by_name(statement: Statement, written: str, scope: ScopeNode, statements: list[ast.stmt]) -> SecondName | None:
     result = _result_of_write(statement.node, written)
     if result is not None:

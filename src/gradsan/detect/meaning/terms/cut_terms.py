@@ -10,7 +10,8 @@ baseline. A scalar that is detached as a whole is a constant on purpose, and so 
 frozen parameters; ``(alpha * logp - q.detach()).mean()`` counts if what ``q`` is computed from is not in the loss.
 
 Row: ``term_is_cut``. Roles: ``read`` (where the graph was left; ``op``; ``values``: ``shape``, ``dtype``, ``device``
-of the term, ``how``: ``no_grad``, ``discrete`` or ``detached``), ``added`` (where the term was added to the loss).
+of the term, ``how``: ``no_grad``, ``discrete``, ``detached`` or, past autograd into other memory, ``written``),
+``added`` (where the term was added to the loss).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import functools
 import operator
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -39,6 +40,7 @@ from gradsan.detect.meaning.terms.constant_terms import (
     sums_below,
 )
 from gradsan.detect.meaning.terms.drawn_samples import DrawnSamples
+from gradsan.detect.memory import Uncounted
 from gradsan.detect.one_tensor.second_names import DetachedLeaves
 from gradsan.graph import naming
 from gradsan.model import Clue
@@ -72,6 +74,8 @@ class Cut:
     how: str
     is_data: bool = False
     is_each: bool = False
+    written: dict[str, Any] = field(default_factory=dict)
+    """Facts of what was written past autograd."""
 
 
 class _Held(NamedTuple):
@@ -108,6 +112,10 @@ class CutTerms(RoundDetector):
         self.on_detached: list[Callable[[Any], None]] = []
         """Called with a tensor that is detached in a round that is followed."""
         self._held: dict[int, _Held] = {}
+        self._filled: dict[int, tuple[_torch.weak_storage, _Held]] = {}
+        """What was written past autograd, by the number of its memory, which no other gets while it is held."""
+        self._read_as_data = set[int]()
+        run.get(Uncounted).on_data_read.append(self._data_read)
         self._joined: list[_Joined] = []
         self._arrays = dict[Cut, None]()
         self._names = self._notes(dict[RawStack, str | None]())
@@ -126,6 +134,8 @@ class CutTerms(RoundDetector):
     def begins(self, entry: RawBackward) -> bool:
         """Drop the values followed before."""
         self._held.clear()
+        self._filled.clear()
+        self._read_as_data.clear()
         self._joined.clear()
         self._watch((*_CONVERSIONS, "detach"), self._converted)
         self._arrays.clear()
@@ -161,8 +171,18 @@ class CutTerms(RoundDetector):
                 for weak, cut in (pair for one in held for pair in one.leaves):
                     if (leaf := weak()) is not None:
                         self.note_left(leaf, cut)
+                if op.endswith("_") and made is args[0] and _torch.storage_or_none(made) in self._read_as_data:
+                    nodes, facts = filter(None, map(_torch.grad_fn_of, given[1:])), _torch.facts_of(made)
+                    own = tuple(
+                        Cut(self._core.stack(), op, numbers_below(one), "written", written=facts) for one in nodes
+                    )
+                    self._fill(made, (*cuts, *own))
+                    continue
                 self._came_back(op, args, made, [one for one in held if one.cuts], cuts)
-            elif op in _ON_PURPOSE and not (op == "detach" and _torch.grad_fn_of(given[0]) is not None):
+            elif op in _ON_PURPOSE and not (
+                (op == "detach" and _torch.grad_fn_of(given[0]) is not None)
+                or (op == "clone" and _torch.storage_or_none(given[0]) in self._filled)
+            ):
                 _are_data(cuts)
             # Some operations read only the shape and kind of a tensor.
             elif len(self._held) < _TENSORS_FOLLOWED and not op.endswith("_like") and not op.startswith("new_"):
@@ -170,8 +190,21 @@ class CutTerms(RoundDetector):
 
     def _of(self, tensor: torch.Tensor) -> _Held | None:
         known = self._held.get(id(tensor))
+        if (known is None or known.weak() is not tensor) and self._filled and not tensor.requires_grad:
+            _, known = self._filled.get(_torch.storage_or_none(tensor), (None, None))
+            return known
         # A result of a custom Function's forward has a graph by now: that of the Function.
         return known if known is not None and known.weak() is tensor and _torch.grad_fn_of(tensor) is None else None
+
+    def _data_read(self, tensor: torch.Tensor) -> None:
+        """Note memory that may be written through ``.data``: what has it keeps no graph."""
+        if not tensor.requires_grad and self._is_of_thread() and len(self._read_as_data) < _TENSORS_FOLLOWED:
+            self._read_as_data.add(_torch.storage_or_none(tensor))
+
+    def _fill(self, made: torch.Tensor, cuts: tuple[Cut, ...]) -> None:
+        if len(self._filled) < _TENSORS_FOLLOWED and made.is_floating_point():
+            kept = _Held(_torch.weak_tensor(made), cuts[-_MEASURED:], None, False)
+            self._filled[_torch.storage_or_none(made)] = _torch.weak_storage(made.untyped_storage()), kept
 
     def _came_back(self, op: str, args: tuple[Any, ...], made: Any, held: list[_Held], cuts: tuple[Cut, ...]) -> None:
         node = _torch.grad_fn_of(made)
@@ -233,6 +266,8 @@ class CutTerms(RoundDetector):
             unscaled = held[0].weak if held and op in _SCALES else None
             is_whole = op == "detach" or (op in _REDUCES and bool(held) and all(one.is_whole for one in held))
             self._held[id(made)] = _Held(_torch.weak_tensor(made), cuts, unscaled, is_whole, measured)
+            if cuts and op.endswith("_"):
+                self._fill(made, cuts)
         else:
             self._held.pop(id(made), None)
 
@@ -252,7 +287,7 @@ class CutTerms(RoundDetector):
             # A running average of the loss is made of a sum on the path.
             if not any(ran.isdisjoint(each.sources) or _has_part(each, sums, ran) for each in one.cuts):
                 self._described.add(entry.stack)
-                values = {**one.facts, "how": cut.how, **({"is_each": "yes"} if cut.is_each else {})}
+                values = {**(cut.written or one.facts), "how": cut.how, **({"is_each": "yes"} if cut.is_each else {})}
                 self._report_at(
                     ROW,
                     entry.stack,
@@ -269,7 +304,8 @@ def _has_part(cut: Cut, sums: set[int], ran: set[int]) -> bool:
 
 def _are_data(cuts: tuple[Cut, ...]) -> None:
     for cut in cuts:
-        cut.is_data = True
+        # What is written into memory in a loop is read from there for the next iteration, too.
+        cut.is_data = cut.how != "written"
 
 
 def _name_of(held: _Held, frame: FrameType) -> str | None:
