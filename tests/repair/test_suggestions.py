@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cases import each
 from gradsan.model import Diagnosis, Fix, Frame, Label, Message, NamedTensor, Site
 from gradsan.repair.fixes import backwards, copies, graphs, loops, states, views, with_candidates
 from gradsan.repair.patch import Patch
@@ -333,6 +334,34 @@ def test_states_kept_in_modules_are_cut_or_forgotten_by_the_loop(program):
         "    loss = sum(net(x) for _ in range(4)).mean()",
     ]
     assert [fix.kind for fix in found] == ["detach_carried_state", "reset_state"]
+
+
+@each(
+    ("made", "named"),
+    [
+        ("class Net(nn.Module):\n    def __init__(self):\n        self.cell = Neuron()\nnet = Net()\n", "net.cell"),
+        ("net = Neuron()\n", "net"),
+        # Another module of the class, or one in a container.
+        (
+            "class Net(nn.Module):\n    def __init__(self):\n        self.cell = Neuron()\nnet, old = Net(), Net()\n",
+            None,
+        ),
+        ("class Net(nn.Module):\n    def __init__(self):\n        self.cells = [Neuron()]\nnet = Net()\n", None),
+    ],
+)
+def test_the_only_module_that_keeps_a_state_is_named(program, made, named):
+    neurons = program(NEURON, "neurons.py")
+    text = f"from neurons import Neuron\n{made}for x in data:\n    loss = net(x).mean()\n    loss.backward()\n"
+    main = program(text)
+    last = text.count("\n")
+    bridge = (at(main, last - 1, text="net(x)"), at(neurons, 12, "Neuron.forward"))
+    found = states.state_in_module(
+        diagnosis("freed_state_carried_over", ("bridge", None, bridge), ("used", None, (at(main, last),)))
+    )
+    cut, forgotten = patched(found, main)
+    assert (f"    {named}.v = {named}.v.detach()\n" in cut) == (named is not None)
+    assert (f"    {named}.reset()\n" in forgotten) == (named is not None)
+    assert ("modules()" in cut) == (named is None)
 
 
 def test_an_update_by_hand_moves_behind_the_loop(program):

@@ -9,7 +9,7 @@ from typing import Any
 
 from gradsan.model import Diagnosis, Fix, Frame, Label, Lines
 from gradsan.source.change import Change, Edit, changed_lines, text_with
-from gradsan.source.identifiers import leaf_name
+from gradsan.source.identifiers import chain_key, leaf_name
 from gradsan.source.rewrite.given import parameters_of
 from gradsan.source.rewrite.moving import blocks_around, is_whole_lines, until_apart
 from gradsan.source.rewrite.moving import names_read as names_read
@@ -229,3 +229,27 @@ def behind_clipping(place: Placed) -> ast.stmt:
 def fix(kind: str, lines: Lines, words: str = "", **values: Any) -> Fix:
     """An untried fix of ``kind``; ``words`` is the key of its sentences if it differs from the kind."""
     return Fix.worded(f"fix.{words or kind}", values, lines, kind=kind)
+
+
+def only_module(source: SourceFile, model: str, owner: str) -> str | None:
+    """``net.cell`` where the file makes one module of the class ``owner``, as ``self.cell`` of the class of ``net``.
+
+    ``net`` itself where that is the one.
+    """
+    made = _made_once(source, owner)
+    if made is None or made[0] == model:
+        return None if made is None else model
+    target, statement = made
+    init, attribute = source.parents[statement][0], target.removeprefix("self.")
+    is_own = isinstance(init, ast.FunctionDef) and init.name == "__init__" and target == f"self.{attribute}"
+    around = source.parents[init][0] if is_own else None
+    holder = _made_once(source, around.name) if isinstance(around, ast.ClassDef) else None
+    return f"{model}.{attribute}" if holder is not None and holder[0] == model else None
+
+
+def _made_once(source: SourceFile, name: str) -> tuple[str, ast.stmt] | None:
+    """What the one call of the class ``name`` is bound to, and the statement that does so."""
+    calls = [node for node in source.nodes if isinstance(node, ast.Call) and leaf_name(node.func) == name]
+    parent = source.parents[calls[0]][0] if len(calls) == 1 else None
+    key = chain_key(parent.targets[0]) if isinstance(parent, ast.Assign) and len(parent.targets) == 1 else None
+    return None if key is None or not isinstance(parent, ast.stmt) else (key, parent)

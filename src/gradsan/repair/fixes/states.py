@@ -10,6 +10,7 @@ The usual shape: the statistics of one network are copied into another, or avera
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -179,7 +180,11 @@ def _detached(last: blocks.Placed, model: str, kept: _Kept) -> Fix | None:
             f"if {torch}.is_tensor({module}.{one}):\n\t{module}.{one} = {module}.{one}.detach()" for one in names
         )
         value = ", ".join(f"{module}.{one}" for one in names)
-    loop = _loop(last, model, module, condition, body)
+    if (own := blocks.only_module(source, model, kept.owner.name)) is not None and not kept.others:
+        loop = source.indent(source.span(last.statement)) + re.sub(rf"\b{module}\.", f"{own}.", body)
+        value = f"{own}.{kept.attribute}"
+    else:
+        loop = _loop(last, model, module, condition, body)
     lines = blocks.lines_changed(source, {end: f"{source.lines[end - 1]}\n{loop}"})
     return blocks.fix("detach_carried_state", lines, "detach_in_modules", name=value, owner=kept.owner.name)
 
@@ -190,7 +195,11 @@ def _begun_anew(first: blocks.Placed, model: str, kept: _Kept, method: str) -> F
         return None
     module = blocks.fresh_name(source, "module")
     start = source.span(first.statement).line
-    loop = _loop(first, model, module, _is_owner(source, module, kept.owner), f"{module}.{method}()")
+    own = blocks.only_module(source, model, kept.owner.name)
+    if own is not None:
+        loop = f"{source.indent(source.span(first.statement))}{own}.{method}()"
+    else:
+        loop = _loop(first, model, module, _is_owner(source, module, kept.owner), f"{module}.{method}()")
     lines = blocks.lines_changed(source, {start: f"{loop}\n{source.lines[start - 1]}"})
     return blocks.fix("reset_state", lines, "reset_modules", method=method, owner=kept.owner.name)
 
