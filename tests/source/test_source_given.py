@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from cases import each
 from gradsan.model import Frame
-from gradsan.source import binds_result, changed_lines, clone_handed_out, may_step
+from gradsan.source import binds_result, changed_lines, clone_handed_out, may_step, under_no_grad
 
 
 def frame_at(tmp_path, text: str, call: str) -> Frame:
@@ -71,3 +71,20 @@ def test_a_step_of_an_optimizer_that_shares_its_line(tmp_path, call, steps, with
     # Python 3.10 knows no columns: then the line may have made either.
     bare = replace(frame, column=None, end_column=None)
     assert may_step(bare, bare) is without
+
+
+@each(
+    ("head", "is_known"),
+    [
+        ("import torch", True),
+        ("from parts import *", True),
+        # Nothing that the file shows binds it, or the file never reads it.
+        ("from parts import Block", False),
+    ],
+)
+def test_torch_may_come_from_a_star_import(tmp_path, head, is_known):
+    file = tmp_path / "program.py"
+    file.write_text(f"{head}\nbias[0] = 1\nbias = torch.nn.Parameter(bias)\n")
+    frame = Frame(str(file), 2, "<module>", 1, 2, 12, is_user=True)
+    change = under_no_grad(frame)
+    assert (change is not None and "with torch.no_grad():" in change.new) == is_known

@@ -14,7 +14,7 @@ from typing import Literal
 from gradsan.model import Frame
 from gradsan.source.locate import Expression, Statement, statement_at
 from gradsan.source.methods import ADDING, CHANGING_METADATA, OVERWRITING, is_inplace_method, is_inplace_name
-from gradsan.source.tree import FunctionNode, SourceFile
+from gradsan.source.tree import FunctionNode, SourceFile, starred
 
 Standing = Literal["namespace", "value", "unknown"]
 # Notebooks import in one cell and use in another, so these names get their conventional meaning.
@@ -151,7 +151,7 @@ def _dotted(node: ast.expr) -> list[str] | None:
 @functools.lru_cache(maxsize=16)
 def _imports(source: SourceFile) -> dict[str, tuple[str, str]]:
     """Local name -> (dotted path, ``module`` or ``from``)."""
-    found: dict[str, tuple[str, str]] = {}
+    found = {name: (name, "module") for name in starred(source, "torch")}
     for node in source.nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:

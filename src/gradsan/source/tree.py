@@ -406,3 +406,11 @@ def indentation_of(source: SourceFile) -> str:
             if inner.line != outer.line and not text.strip():
                 return text[outer.column - 1 :]
     return "    "
+
+
+def starred(source: SourceFile, *names: str) -> list[str]:
+    """Those of ``names`` that the file reads, where a star import may have bound them."""
+    if not any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in source.nodes):
+        return []
+    read = {node.id for node in source.nodes if isinstance(node, ast.Name)}
+    return [name for name in names if name in read]
