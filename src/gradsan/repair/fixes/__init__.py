@@ -51,6 +51,7 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     copies.record_change,
     copies.renew_data,
     copies.anew_for_context,
+    kept_values.detach_before_filled,
     states.state_in_module,
     states.cut_where_bound,
     copies.list_and_stack,
