@@ -8,6 +8,7 @@ outside of its graph.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
@@ -60,7 +61,8 @@ def parameter_not_reached(failure: Failure) -> Diagnosis:
     where = _where_left_out(failure.clues_of("parameter"))
     cuts, used = _cuts(failure)
     if used and (made := loss_made_leaf(failure, used[-1], _where_cut(cuts), values)) is not None:
-        return made
+        undone = tuple(fix for fix in undone_cuts(cuts) if fix.lines)
+        return replace(made, fixes=(*undone, *made.fixes))
     is_frozen = bool(counts.get("frozen"))
     is_off = any(one.message.key == "label.gradients_off" for one in where)
     how = Message("help.use_it_how", values)
