@@ -189,6 +189,9 @@ class ChangedAgain(Finder):
         if name is None or place is None or any(one != name for one in named):
             return
         origin, at, held = _origin(sites[-1].frames, name)
+        if origin is None:
+            member = _member_of(sites[-1].frames, name)
+            origin, at, held = member if member[0] is not None else (origin, at, held)
         is_of_loader = any(map(is_loaded, stacks))
         # No state takes in one number, or its own rows, in each of its parts, one part a round.
         is_of_batches = (
@@ -250,6 +253,10 @@ class ChangedAgain(Finder):
         fades = fades and not (is_of_batches and any(op in SHIFTS and (number or own) for op, number, own in each))
         if not is_of_loader and (takes_in or fades):
             return
+        # Objects of a simulation have their state in members, too: it is not scaled by one number again and again.
+        is_number = factor is not None and abs(factor) not in (0, 1)
+        if origin == "member" and not (is_number or ops[scaled] in _BENDS):
+            return
         is_unknown = is_factor and factor is None and not is_of_loader
         self._tell(used, stacks, parts, sites, name, ops, {"is_factor": is_unknown})
 
@@ -305,7 +312,30 @@ def _parts(raws: list[RawWrite], may_pile_up: Callable[[RawWrite], bool]) -> Ite
             yield _Part(stacks, tuple(raw.op for raw in written[: len(stacks)]), times, written[-1])
 
 
-def _origin(frames: tuple[Frame, ...], name: str) -> tuple[Literal["conversion", "element"] | None, Frame, str]:
+def _member_of(frames: tuple[Frame, ...], name: str) -> tuple[Literal["member"] | None, Frame, str]:
+    """Return whether ``name`` is a member of what a loop walks over, there or in a caller of the function."""
+    users, held, named = [at for at, frame in enumerate(frames) if frame.is_user], False, name
+    for outer, inner in zip([*reversed(users[:-1]), None], reversed(users), strict=True):
+        seen = {named}
+        while (whole := source.container_of(frames[inner], named)) is not None and whole not in seen:
+            held, named = True, whole
+            seen.add(whole)
+        if held and source.is_walked_over(frames[inner], named):
+            return "member", frames[inner], named
+        given = None
+        if outer is not None:
+            given = source.callers_expression(named, frames[inner], frames[outer], frames[outer + 1 : inner])
+            if given is None and held and source.is_mapped(frames[outer]):
+                return "member", frames[inner], named
+        if given is None:
+            break
+        named = given
+    return None, frames[-1], name
+
+
+def _origin(
+    frames: tuple[Frame, ...], name: str
+) -> tuple[Literal["conversion", "element", "member"] | None, Frame, str]:
     """Return the origin of the value written as ``name``: there, or in a caller of the function.
 
     With the frame of its function and its name there.

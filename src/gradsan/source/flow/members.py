@@ -1,0 +1,50 @@
+"""Members of what a loop walks over: ``sample["x"]``, the ``x`` of ``x, y = batch``, and those of shallow copies."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from gradsan.model import Frame
+from gradsan.source.flow.bindings import last_binding
+from gradsan.source.identifiers import leaf_name
+from gradsan.source.locate import statement_at
+
+_MEMBER = re.compile(r"""(\w+)\[(?:"[^"]*"|'[^']*'|\d+)\]""")
+_SHALLOW = frozenset({"dict", "list", "tuple", "copy"})
+
+
+def container_of(frame: Frame, name: str) -> str | None:
+    """The name of what has ``name`` as a member in the function at ``frame``, or of what it is a shallow copy of."""
+    if (member := _MEMBER.fullmatch(name)) is not None:
+        return member[1]
+    binding = last_binding(frame, name) if name.isidentifier() else None
+    statement = None if binding is None else binding.statement
+    match statement.value if isinstance(statement, ast.Assign) else None:
+        case ast.Name(id=whole) if binding is not None and binding.value is None:
+            return whole
+        case ast.Call(func=func, args=[ast.Name(id=whole)]) if leaf_name(func) in _SHALLOW:
+            return whole
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=whole), attr="copy")):
+            return whole
+        case ast.Dict(keys=[None, *_], values=[ast.Name(id=whole), *_]):
+            return whole
+    return None
+
+
+def is_walked_over(frame: Frame, name: str) -> bool:
+    """Whether a loop, or a comprehension of the statement at ``frame``, binds ``name`` in turn."""
+    binding, statement = last_binding(frame, name), statement_at(frame)
+    if binding is not None:
+        return isinstance(binding.statement, ast.For | ast.AsyncFor)
+    inner = () if statement is None else (one for one in ast.walk(statement.node) if isinstance(one, ast.comprehension))
+    return any(isinstance(one.target, ast.Name) and one.target.id == name for one in inner)
+
+
+def is_mapped(frame: Frame) -> bool:
+    """Whether the statement at ``frame`` is a loop over ``map(…)``, which calls a function with each element."""
+    statement = statement_at(frame)
+    walked = statement.node.iter if statement is not None and isinstance(statement.node, ast.For) else None
+    return walked is not None and any(
+        isinstance(one, ast.Call) and leaf_name(one.func) == "map" for one in ast.walk(walked)
+    )
