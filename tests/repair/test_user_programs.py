@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -159,3 +160,9 @@ def test_of_two_losses_with_a_cut_none_is_chosen(tmp_path: Path) -> None:
 
 def test_those_that_run_always_exist() -> None:
     assert set(programs.NAMES) >= ALWAYS
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="frames have no qualified names")
+def test_a_copy_reads_easier_than_parts_put_into_new_tensors(tmp_path: Path) -> None:
+    found = programs.watched(programs.case("quadrants_mixed_into_the_map").broken, tmp_path / "train.py")
+    assert [text.strip() for _, _, text in found[0].shown[0]] == ["drawn = image.clone()"]

@@ -69,9 +69,13 @@ def instead_of_overwriting(facts: Facts, *, copy_first: bool = False) -> tuple[F
 
 
 def _is_saved_beside(facts: Facts, writes: Sequence[Write]) -> bool:
-    saved = facts.conflict.save.site.user_frames
-    written = [frame for write in writes for frame in write.site.user_frames]
-    return any(source.in_same_function(one, other) for one in saved[-1:] for other in written)
+    """Whether the function that writes has saved the value itself, as far as names show."""
+    saved = facts.conflict.save.site.user_frame
+    written = [write.site.user_frame for write in writes]
+    return any(
+        saved is not None and one is not None and (saved.file, saved.function) == (one.file, one.function)
+        for one in written
+    )
 
 
 def _is_put_back(facts: Facts) -> bool:
