@@ -33,7 +33,9 @@ def checkpointed_functions(frame: FrameType) -> list[Any]:
 
 def is_of_checkpoint(hook: Any) -> bool:
     """Whether a saved-tensor hook is one of checkpoint's, which recompute values."""
-    return getattr(getattr(hook, "__code__", None), "co_filename", "") == _checkpoint.__file__
+    # torch's compiler wraps the hook of the recomputation, to leave it alone.
+    plain = getattr(hook, "_torchdynamo_orig_callable", hook)
+    return getattr(getattr(plain, "__code__", None), "co_filename", "") == _checkpoint.__file__
 
 
 def reentrant_checkpoint() -> Any:

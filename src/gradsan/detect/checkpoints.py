@@ -64,6 +64,7 @@ class Checkpoints(Detector):
         self._changes: weakref.WeakKeyDictionary[Any, list[Change]] = weakref.WeakKeyDictionary()
         self._altered: weakref.WeakSet[Any] = weakref.WeakSet()
         self._tally = Tally()
+        self._recomputed = run.get(recomputation.RecomputedSaves)
         self._compared: dict[Any, int] = {}
         self._local = threading.local()
 
@@ -200,8 +201,10 @@ class Checkpoints(Detector):
                 guard(lambda: found.extend(_fingerprints(args)))
         return tuple(found)
 
-    def _is_comparing(self) -> bool:
-        return (self.compares_values or getattr(self._local, "compares", False)) and self._core.active
+    def _is_comparing(self, tensor: torch.Tensor) -> bool:
+        is_due = (self.compares_values or getattr(self._local, "compares", False)) and self._core.active
+        # Its value is another one by a write: a conflict of its own.
+        return is_due and not self._recomputed.is_overwritten(tensor)
 
     def _is_due(self, frame: FrameType) -> bool:
         """Whether the values of a call are to be compared in any mode: it writes what it reaches, or draws anew."""

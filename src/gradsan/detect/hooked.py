@@ -21,6 +21,7 @@ from gradsan import _torch
 from gradsan.detect.exports import Exports
 from gradsan.detect.memory import Uncounted
 from gradsan.detect.prescan import bypass_of
+from gradsan.detect.recomputation import RecomputedSaves
 from gradsan.graph import conflicts, naming
 from gradsan.model import Conflict, Deviation, Region, Site, TensorInfo, Write
 from gradsan.originals import kept_conflicts
@@ -34,7 +35,7 @@ from gradsan.record.log import logged_writes
 from gradsan.record.stacks import symbolise
 from gradsan.record.user_hooks import HookedSave
 
-IN_ONE_BUFFER = "kept_in_one_buffer"
+IN_ONE_BUFFER, RECOMPUTED = "kept_in_one_buffer", "recomputed_and_overwritten"
 _PACKED_KEPT, _COPIES_JUDGED = 4_096, 256
 
 
@@ -79,7 +80,7 @@ class HookedValues:
             run.get(Uncounted),
             run.get(Exports),
         )
-        self._deep, self._keep = run.get(Deep), run.keep
+        self._deep, self._keep, self._recomputed = run.get(Deep), run.keep, run.get(RecomputedSaves)
         self._packed: collections.deque[_Packed] = collections.deque(maxlen=_PACKED_KEPT)
         self._copies_judged = 0
 
@@ -127,6 +128,19 @@ class HookedValues:
             raise NotOnTheSideError(_name_of(save.unpack))
         return self._deep.given_aside(save.kept)
 
+    def note_recomputed(self, save: HookedSave, tensor: torch.Tensor) -> None:
+        """Note a value that a recomputation has saved, with its version."""
+        self._recomputed.add(save, tensor)
+
+    def judge_recomputed(self, save: HookedSave, result: Any) -> Any:
+        """The value that backward gets for a value of a forward under checkpoint, as :meth:`judge` has it."""
+        known = self._recomputed.of(result)
+        if known is None or (known.version == result._version and known.kept is None):
+            return result
+        again = HookedSave(result, save.unpack, ((result, known.version),), known.clock, save.stack)
+        again.forward, again.kept = save, known.kept
+        return self.judge(again, result if known.version != result._version else None, result)
+
     def judge(self, save: HookedSave, stale: Any, result: Any) -> Any:
         """The value that backward gets instead of the unpack hook's ``result``; reports a conflict if there is one.
 
@@ -136,16 +150,16 @@ class HookedValues:
         if alias is None or _is_of_its_own(save, result):
             return result
         node = _torch.current_node()
-        slot = _torch.slot_of(node, save)
+        slot = _torch.slot_of(node, save.in_slot)
         if not _torch.is_read_by_backward(node, slot) or (stale is None and _torch.is_filled_after_save(node, slot)):
             return result
         if save.kept is not None and save.kept.original is not None:
-            return self._by_original(save.kept, stale is not None, node, slot, result)
+            return self._by_original(save, stale is not None, node, slot, result)
         if stale is None and self._has_moved(save, alias):
             save.aliases = ((alias, save.memory.version),)
             stale = alias
         if stale is not None:
-            self._keep(lambda: conflicts.under_hooks(self._core, self._steps, save, stale))
+            self._keep(lambda: _as_recomputed(conflicts.under_hooks(self._core, self._steps, save, stale), save))
             return result
         memory = save.memory if save.memory is not None else _memory(alias, None)
         written = None if memory is None else self._written(save, memory, alias)
@@ -157,7 +171,7 @@ class HookedValues:
         """Report a copy overwritten between save and use; ``copy`` is a tensor in the packed object."""
         is_result = torch.is_tensor(result) and _torch.storage_identity(result) == _torch.storage_identity(copy)
         node = _torch.current_node()
-        slot = _torch.slot_of(node, save)
+        slot = _torch.slot_of(node, save.in_slot)
         # Beside the values there may be a scale of them, such as a running maximum.
         is_value = len(save.copies) == 1 or (
             save.memory is not None and copy.numel() == math.prod(save.memory.region.shape)
@@ -201,7 +215,8 @@ class HookedValues:
             return False
         return bool(alias._version > memory.version)
 
-    def _by_original(self, kept: Any, moved: bool, node: Node, slot: str | None, result: Any) -> Any:
+    def _by_original(self, of: HookedSave, moved: bool, node: Node, slot: str | None, result: Any) -> Any:
+        kept = of.kept
         changed = kept.changed
         if not (moved or changed):
             return result
@@ -210,7 +225,7 @@ class HookedValues:
         deviation = self._deep.deviation_of(kept) if changed else None
 
         def describe(healed: int | None = None) -> Conflict:
-            return self._of_original(kept, moved, changed, deviation, healed, node, slot)
+            return _as_recomputed(self._of_original(kept, moved, changed, deviation, healed, node, slot), of)
 
         is_itself = _is_at(result, kept.alias) or _is_at(result, kept.current)
         heals = changed and is_itself and self._deep.heals(kept, describe)
@@ -292,6 +307,12 @@ class HookedValues:
             alias_site=written.began,
             unchanged=written.unchanged,
         )
+
+
+def _as_recomputed(conflict: Conflict, save: HookedSave) -> Conflict:
+    """A conflict, called one of a recomputation if ``save`` is of one and nothing else explains its silence."""
+    is_own = save.forward is not None and conflict.bypass is None
+    return replace(conflict, bypass=RECOMPUTED) if is_own else conflict
 
 
 def _memory(tensor: torch.Tensor, copy: Any) -> Memory | None:

@@ -161,7 +161,7 @@ def under_hooks(core: Log, steps: StepLog, save: Any, alias: torch.Tensor) -> Co
     """Return the conflict that the program's own hooks hide: their saved tensor has changed, unchecked by PyTorch."""
     frame = sys._getframe(1)
     node = _torch.current_node()
-    slot = _torch.slot_of(node, save)
+    slot = _torch.slot_of(node, save.in_slot)
     backward = steps.current_backward()
     saved_version = next(version for kept, version in save.aliases if kept is alias)
     info = tensor_info(alias, was_leaf=alias.is_leaf and alias.requires_grad)

@@ -23,10 +23,11 @@ class HookedSave:
     """A save packed by the program's own hooks: the packed object, and the tensors in it that alias the original.
 
     ``copies`` are the other tensors in the packed object, where none aliases, with their versions.
-    ``memory`` and ``kept`` are set by :class:`gradsan.detect.hooked.HookedValues`.
+    ``memory`` and ``kept`` are set by :class:`gradsan.detect.hooked.HookedValues`. ``forward`` is the
+    save of a forward under ``checkpoint`` whose recomputed value this is, else None.
     """
 
-    __slots__ = ("aliases", "clock", "copies", "kept", "memory", "packed", "stack", "unpack")
+    __slots__ = ("aliases", "clock", "copies", "forward", "kept", "memory", "packed", "stack", "unpack")
 
     def __init__(
         self,
@@ -45,6 +46,12 @@ class HookedSave:
         self.copies: tuple[tuple[Any, int], ...] = ()
         self.memory: Any = None
         self.kept: Any = None
+        self.forward: HookedSave | None = None
+
+    @property
+    def in_slot(self) -> HookedSave:
+        """The object that the slot of a Node has."""
+        return self if self.forward is None else self.forward
 
 
 class Watcher(Protocol):
@@ -74,6 +81,12 @@ class Watcher(Protocol):
 
     def handed(self, result: Any) -> Any:
         """Return the same value in the form in which the running Node may get it."""
+
+    def note_recomputed(self, save: HookedSave, tensor: torch.Tensor) -> None:
+        """Note a value that a recomputation of ``checkpoint`` keeps for the forward's Nodes, and its save."""
+
+    def judge_recomputed(self, save: HookedSave, result: Any) -> Any:
+        """Check what a recomputation gives for the forward's ``save``; return the value that backward gets."""
 
 
 Guard = Callable[[Callable[[], object]], None]
@@ -112,7 +125,7 @@ def _show_the_programs(patches: Patches, name: str, shown: Callable[[Any], Any])
 def _compose(
     core: Core, pack: Callable[[Any], Any], unpack: Callable[[Any], Any], watcher: Watcher, guard: Guard
 ) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    # Recomputed values of checkpoint are compared in checkpoints.py.
+    # What a recomputation of checkpoint reads is compared in checkpoints.py.
     computes_again = _torch.is_of_checkpoint(pack)
 
     def packed_by(_: Any, tensor: torch.Tensor, packed: Any) -> HookedSave:
@@ -124,8 +137,11 @@ def _compose(
         save = HookedSave(packed, unpack, aliases, clock, core.stack(1))
         if not aliases and not computes_again:
             save.copies = tuple((one, one._version) for one in kept if not one.is_inference())
-        if not computes_again and watcher.must_look(save):
+        is_recomputed = computes_again and any(one is packed for one, _ in aliases)
+        if (is_recomputed or not computes_again) and watcher.must_look(save):
             guard(lambda: watcher.look(save, tensor))
+        if is_recomputed:
+            watcher.note_recomputed(save, packed)
         return save
 
     def unpacks(save: Any) -> Any:
@@ -141,11 +157,12 @@ def _compose(
         save, stale, copy = noted
         if copy is not None:
             guard(lambda: watcher.judge_copy(save, copy, result))
-        # A hook that checks for itself and raises has hidden nothing.
-        if computes_again or (stale is None and not watcher.must_judge(save)):
-            return watcher.handed(result)
         given = [result]
-        guard(lambda: given.append(watcher.judge(save, stale, result)))
+        # A hook that checks for itself and raises has hidden nothing.
+        if computes_again:
+            guard(lambda: given.append(watcher.judge_recomputed(save, result)))
+        elif stale is not None or watcher.must_judge(save):
+            guard(lambda: given.append(watcher.judge(save, stale, result)))
         return watcher.handed(given[-1])
 
     return core.relay(pack, None, packed_by), _torch.shown_when_read(core.relay(unpack, unpacks, unpacked))

@@ -1,6 +1,7 @@
 """GS120, GS121 and GS201: a counter that moved without a change, an unknown writer, a check disabled by hooks.
 
-GS201: the program's own saved-tensor hooks switched PyTorch's check off, and a value they keep was overwritten.
+GS201: saved-tensor hooks, the program's own or those of ``checkpoint``, switched PyTorch's check off, and a value they
+keep was overwritten.
 
 GS120: the version counter moved, and no saved byte has changed.
 
@@ -13,15 +14,19 @@ from dataclasses import replace
 
 from gradsan.diagnose import build, fixes, suspects
 from gradsan.diagnose import labels as label_texts
+from gradsan.diagnose.causes import results
 from gradsan.diagnose.facts import Facts
-from gradsan.model import Diagnosis, Message
+from gradsan.model import Diagnosis, Fix, Message
+
+
+_WORDS = {"kept_in_one_buffer": "hidden_in_one_buffer", "recomputed_and_overwritten": "hidden_in_recomputation"}
 
 
 def hidden_by_saved_tensor_hooks(facts: Facts) -> Diagnosis | None:
-    """Recognise a conflict under the user's own hooks. Writes to other bytes are no conflict at all there: a note."""
+    """Recognise a conflict under saved-tensor hooks. Writes to other bytes are no conflict at all there: a note."""
     if not facts.conflict.under_user_hooks:
         return None
-    words = "hidden_in_one_buffer" if facts.conflict.bypass == "kept_in_one_buffer" else None
+    words = _WORDS.get(facts.conflict.bypass or "")
     return build.diagnosis(
         facts,
         "GS201",
@@ -30,8 +35,17 @@ def hidden_by_saved_tensor_hooks(facts: Facts) -> Diagnosis | None:
         explanation=words,
         severity="note" if facts.is_false_alarm else "error",
         labels=label_texts.standard(facts, writes=facts.writes or facts.missed),
-        fixes=fixes.save_copy_in_hooks(facts, in_buffer=words is not None),
+        fixes=_fixes(facts),
     )
+
+
+def _fixes(facts: Facts) -> tuple[Fix, ...]:
+    """What a program can do about its hooks; those of ``checkpoint`` are not its own, so the write has to go."""
+    if facts.conflict.bypass != "recomputed_and_overwritten":
+        return fixes.save_copy_in_hooks(facts, in_buffer=facts.conflict.bypass == "kept_in_one_buffer")
+    if facts.first is not None and results.is_inplace_flag(facts.first):
+        return fixes.disable_inplace_module(facts, results.module_name(facts.first))
+    return fixes.instead_of_overwriting(facts)
 
 
 def false_alarm(facts: Facts) -> Diagnosis | None:
