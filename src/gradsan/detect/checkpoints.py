@@ -23,6 +23,7 @@ from gradsan import _torch
 from gradsan.detect import recomputation
 from gradsan.detect.memory import Notes
 from gradsan.detect.recomputation import Call, Change, Fingerprint, Tally, compare_values, fingerprint
+from gradsan.detect.recomputed_saves import RecomputedSaves
 from gradsan.model import Conflict, Message
 from gradsan.record.detector import Detector, KnownConflicts, Run
 from gradsan.record.log import RawStack
@@ -64,7 +65,7 @@ class Checkpoints(Detector):
         self._changes: weakref.WeakKeyDictionary[Any, list[Change]] = weakref.WeakKeyDictionary()
         self._altered: weakref.WeakSet[Any] = weakref.WeakSet()
         self._tally = Tally()
-        self._recomputed = run.get(recomputation.RecomputedSaves)
+        self._recomputed = run.get(RecomputedSaves)
         self._compared: dict[Any, int] = {}
         self._local = threading.local()
 

@@ -21,7 +21,7 @@ from gradsan import _torch
 from gradsan.detect.exports import Exports
 from gradsan.detect.memory import Uncounted
 from gradsan.detect.prescan import bypass_of
-from gradsan.detect.recomputation import RecomputedSaves
+from gradsan.detect.recomputed_saves import RecomputedSaves
 from gradsan.graph import conflicts, naming
 from gradsan.model import Conflict, Deviation, Region, Site, TensorInfo, Write
 from gradsan.originals import kept_conflicts

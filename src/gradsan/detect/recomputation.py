@@ -24,11 +24,9 @@ from gradsan.model import Conflict, Name, Region, Save, TensorInfo
 from gradsan.originals.originals import fits_its_memory
 from gradsan.record import ledger
 from gradsan.record.log import Log, RawStack, RawWrite, logged_writes
-from gradsan.record.detector import Run
 from gradsan.record.patches import Patches
 from gradsan.record.stacks import definition_site, is_of_program, symbolise
 from gradsan.record.steps import StepLog
-from gradsan.record.user_hooks import HookedSave
 
 BYPASS = "checkpoint_closure"
 _SHOWN_OF_ONE_CALL = 8
@@ -336,47 +334,6 @@ def _sums_of(tensor: torch.Tensor) -> Fingerprint:
     flat = flat.to(torch.float64)
     parts = flat, flat[::2], flat[::3], flat[: flat.numel() // 2]
     return Fingerprint(tuple(float(one.sum()) for one in parts), float(flat.abs().sum()), tolerance)
-
-
-class Recomputed(NamedTuple):
-    """A value that a recomputation keeps for backward, as it was when an operation saved it; ``kept`` in deep mode."""
-
-    weak: Any
-    clock: int
-    version: int
-    kept: Any
-
-
-class RecomputedSaves:
-    """The values of running recomputations, which checkpoint keeps without a check of their versions.
-
-    The recomputation runs the whole function, so that it may write to a value after it was saved. Nothing is kept
-    alive.
-    """
-
-    def __init__(self, run: Run) -> None:
-        self._known: dict[int, Recomputed] = {}
-
-    def add(self, save: HookedSave, tensor: torch.Tensor) -> None:
-        """Note a value and its save."""
-        number, known = id(tensor), self._known
-
-        def forget(gone: Any) -> None:
-            if number in known and known[number].weak is gone:
-                del known[number]
-
-        weak = _torch.weak_tensor(tensor, forget)
-        known[number] = Recomputed(weak, save.clock, tensor._version, save.kept)
-
-    def of(self, tensor: Any) -> Recomputed | None:
-        """Return what is known of a value; None where it is of no recomputation."""
-        known = self._known.get(id(tensor))
-        return known if known is not None and known.weak() is tensor else None
-
-    def is_overwritten(self, tensor: torch.Tensor) -> bool:
-        """Whether the recomputation has written to a value since it was saved."""
-        known = self.of(tensor)
-        return known is not None and known.version != tensor._version
 
 
 class Tally:
