@@ -23,12 +23,12 @@ from gradsan import _torch
 from gradsan.detect import recomputation
 from gradsan.detect.memory import Notes
 from gradsan.detect.recomputation import Call, Change, Fingerprint, Tally, compare_values, fingerprint
-from gradsan.detect.recomputed_saves import RecomputedSaves
 from gradsan.model import Conflict, Message
 from gradsan.record.detector import Detector, KnownConflicts, Run
 from gradsan.record.log import RawStack
 from gradsan.record.patches import Patches
 from gradsan.record.stacks import is_own_file, symbolise
+from gradsan.record.user_hooks import RecomputedSaves
 
 _COMPARED = 2
 """The calls of a function, one that writes what it reaches or draws anew, with values compared outside deep mode."""

@@ -21,7 +21,6 @@ from gradsan import _torch
 from gradsan.detect.exports import Exports
 from gradsan.detect.memory import Uncounted
 from gradsan.detect.prescan import bypass_of
-from gradsan.detect.recomputed_saves import RecomputedSaves
 from gradsan.graph import conflicts, naming
 from gradsan.model import Conflict, Deviation, Region, Site, TensorInfo, Write
 from gradsan.originals import kept_conflicts
@@ -33,7 +32,7 @@ from gradsan.record import ledger
 from gradsan.record.detector import Run
 from gradsan.record.log import logged_writes
 from gradsan.record.stacks import symbolise
-from gradsan.record.user_hooks import HookedSave
+from gradsan.record.user_hooks import HookedSave, RecomputedSaves
 
 IN_ONE_BUFFER, RECOMPUTED = "kept_in_one_buffer", "recomputed_and_overwritten"
 _PACKED_KEPT, _COPIES_JUDGED = 4_096, 256

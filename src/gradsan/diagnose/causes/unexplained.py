@@ -18,7 +18,6 @@ from gradsan.diagnose.causes import results
 from gradsan.diagnose.facts import Facts
 from gradsan.model import Diagnosis, Fix, Message
 
-
 _WORDS = {"kept_in_one_buffer": "hidden_in_one_buffer", "recomputed_and_overwritten": "hidden_in_recomputation"}
 
 
