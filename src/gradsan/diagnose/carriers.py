@@ -113,9 +113,10 @@ def cut(used: Site, updated: Site | None, carrier: Carrier) -> tuple[source.Chan
         if change is not None:
             return change, carrier.in_round[0][1].bound_at
     shapes: dict[str, source.Shape] = {}
-    for name, one in carrier.in_round:
+    for part, one in carrier.in_round:
+        name = _tuple_around(part, carrier.held)
         shape = _shape(carrier, name, one)
-        if shape is None or (name != one.name and _is_of_another(name, used_at, carrier.held)):
+        if shape is None or (part != one.name and _is_of_another(part, used_at, carrier.held)):
             return None
         shapes[name] = shape
     done = [used_at] if updated_at is None else [used_at, updated_at]
@@ -216,6 +217,13 @@ def _shape(carrier: Carrier, name: str, one: source.Carried) -> source.Shape | N
             return shape
     is_inside = any(held.path.startswith((f"{name}[", f"{name}.")) for held in carrier.held)
     return None if kinds or is_inside else "tensor"
+
+
+def _tuple_around(name: str, held: Sequence[Held]) -> str:
+    """The tuple that ``name`` is an item of, which no statement can bind; else ``name``."""
+    container = name.rpartition("[")[0]
+    tuples = {_with_double_quotes(layer.path) for one in held for layer in one.around if layer.kind == "tuple"}
+    return container if _with_double_quotes(container) in tuples else name
 
 
 def _is_of_another(name: str, used_at: Frame, held: Sequence[Held]) -> bool:
