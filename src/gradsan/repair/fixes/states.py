@@ -1,7 +1,6 @@
 """States and buffers of modules: detached from the round before, or replaced instead of written.
 
-The loop cannot name the module (it may be one of many in a ``Sequential``), so it iterates over all modules of the
-model.
+The loop cannot name the module (it may be one of many in a ``Sequential``): it iterates over all of the model.
 
 The usual shape: the statistics of one network are copied into another, or averaged with them, in a loop over
 ``net.buffers()``. The loop has only the tensors; each new tensor is set on the module by its name.
@@ -18,10 +17,10 @@ from gradsan.diagnose.names import shared_level
 from gradsan.model import Diagnosis, Fix, Frame, Label
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Edit, apply_change, changed_lines, text_with
-from gradsan.source.flow.modules import DETACHED, object_cut
+from gradsan.source.flow.modules import DETACHED, Shape, object_cut
 from gradsan.source.flow.rounds import in_same_function, shape_bound_at
 from gradsan.source.flow.targets import target_at
-from gradsan.source.identifiers import chain_key, local_nodes
+from gradsan.source.identifiers import bindings_of, chain_key, local_nodes
 from gradsan.source.locate import statement_at
 from gradsan.source.methods import ADDING
 from gradsan.source.rewrite.moving import is_whole_lines
@@ -160,16 +159,28 @@ def _is_bound_in_program(source: SourceFile, name: str) -> bool:
     return name in bound | arguments
 
 
+def _shape(kept: _Kept) -> Shape | None:
+    """The kind of value that the attribute holds; None for a container of a kind that no line detaches."""
+    place, name = statement_at(kept.frame), f"self.{kept.attribute}"
+    bound = [] if place is None else [one.name for one in bindings_of(place.node) if one.name.startswith(f"{name}[")]
+    if not bound:
+        return shape_bound_at(kept.frame, name) or "tensor"
+    part = shape_bound_at(kept.frame, bound[0]) or "tensor"
+    found = "dict" if part == "tensor" else f"dict/{part}"
+    return next((one for one in DETACHED if one == found), None) if bound[0].endswith(("']", '"]')) else None
+
+
 def _detached(last: blocks.Placed, model: str, kept: _Kept) -> Fix | None:
     source = last.source
     if not is_whole_lines(source, last.statement):
         return None
     module = blocks.fresh_name(source, "module")
     value = f"{module}.{kept.attribute}"
-    shape = shape_bound_at(kept.frame, f"self.{kept.attribute}") or "tensor"
+    shape = _shape(kept)
     end = source.span(last.statement).end_line
     condition = f"{_is_owner(source, module, kept.owner)} and {value} is not None"
-    cut = object_cut(source, value) if shape == "object" else ([value], [DETACHED[shape].format(value)])
+    cut = object_cut(source, value) if shape == "object" else None
+    cut = ([value], [DETACHED[shape].format(value)]) if shape in DETACHED else cut
     if cut is None:
         return None
     body, torch = f"{', '.join(cut[0])} = {', '.join(cut[1])}", torch_in(source)
