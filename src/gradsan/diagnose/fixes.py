@@ -47,9 +47,9 @@ def instead_of_overwriting(facts: Facts, *, copy_first: bool = False) -> tuple[F
     if len({name.text for name in facts.conflict.names if name.kind != "value"}) > 1:
         new, copy = replace(new, hidden_from_others=True), replace(copy, hidden_from_others=True)
     new_fix, copy_fix = _rebinding("out_of_place", facts, new), _rebinding("clone_before_mutation", facts, copy)
-    # A line with a copy reads easier than parts put into new tensors. A write that nothing reports may stand between
-    # it and what the same function has saved.
-    is_scattered = any("_scatter(" in text for _, _, text in new.lines)
+    # A line with a copy reads easier than several parts put into new tensors. A write that nothing reports may stand
+    # between it and what the same function has saved.
+    is_scattered = sum(text.count("_scatter(") for _, _, text in new.lines) > 1
     copy_first = copy_first or bool(is_scattered and copy.lines and not _is_saved_beside(facts, writes))
     if not new.hidden_from_others and not copy.hidden_from_others:
         pair = (copy_fix, new_fix) if copy_first else (new_fix, copy_fix)

@@ -97,9 +97,9 @@ class Patch:
 
     @property
     def scatters(self) -> int:
-        """How many added lines put a part into a new tensor with ``select_scatter`` or ``slice_scatter``."""
+        """How often added lines put a part into a new tensor with ``select_scatter`` or ``slice_scatter``."""
         rows = [row for row in self.diff(None).split("\n") if row[:1] == "+"]
-        return sum("select_scatter(" in row or "slice_scatter(" in row for row in rows)
+        return sum(row.count("select_scatter(") + row.count("slice_scatter(") for row in rows)
 
     @property
     def shortens(self) -> bool:

@@ -149,7 +149,8 @@ def _effort(tried: Tried) -> int:
     if tried.fix.kind != "out_of_place":
         return patch.size
     # ``x = x.exp()`` in a line of its own leaves nothing to copy, and ``x = x + y`` is read as ``x += y`` was.
-    return 1 if patch.splits or patch.spells_out else patch.size + patch.scatters
+    # One part put into a new tensor is one line for another; several of them hide what is written where.
+    return 1 if patch.splits or patch.spells_out else patch.size + max(patch.scatters - 1, 0)
 
 
 def _standing(tried: Tried) -> tuple[int, bool]:
