@@ -60,7 +60,9 @@ def of_lines(tmp_path, kind, old, new):
     return replace(found, patch=patch)
 
 
-def test_augmented_assignments_written_out_come_before_a_copy_and_parts_put_into_a_new_tensor_behind_it(tmp_path):
+def test_augmented_assignments_written_out_come_before_a_copy_and_several_parts_put_into_new_tensors_behind_it(
+    tmp_path,
+):
     copy = replace(tried(tmp_path, "clone_before_mutation"), fix=replace(tried(tmp_path, "copy").fix, kind="copy"))
     kept = {"time_ratio": 1.04, "memory_ratio": 1.04}
     copy = replace(copy, fix=replace(copy.fix, verification=replace(copy.fix.verification, **kept)))
@@ -68,8 +70,11 @@ def test_augmented_assignments_written_out_come_before_a_copy_and_parts_put_into
     assert kinds(ranked_fixes([copy, sums])) == ["out_of_place", "copy"]
     other = of_lines(tmp_path, "out_of_place", ["x += y", "x = 3"], ["x = x + y", "x = 4"])
     assert kinds(ranked_fixes([other, copy])) == ["copy", "out_of_place"]
-    part = of_lines(tmp_path, "out_of_place", ["x[0] = y"], ["x = x.select_scatter(y, 0, 0)"])
-    assert kinds(ranked_fixes([part, copy])) == ["copy", "out_of_place"]
+    one, two = "x = x.select_scatter(y, 0, 0)", "x = x.select_scatter(y, 0, 0).select_scatter(z, 0, 1)"
+    part = of_lines(tmp_path, "out_of_place", ["x[0] = y"], [one])
+    assert kinds(ranked_fixes([part, copy])) == ["out_of_place", "copy"]
+    parts = of_lines(tmp_path, "out_of_place", ["x[0], x[1] = y, z"], [two])
+    assert kinds(ranked_fixes([parts, copy])) == ["copy", "out_of_place"]
 
 
 @pytest.mark.parametrize("second", [Cost(100, 100), None])
