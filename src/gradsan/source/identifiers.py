@@ -340,7 +340,7 @@ def _reads_of_chain(node: ast.Name | ast.Attribute | ast.Subscript) -> Iterator[
         yield from _reads(node.value)
 
 
-_NEW_VALUES = frozenset({"add", "sub", "mul", "div", "lerp", "clamp"})
+_NEW_VALUES = frozenset({"add", "sub", "mul", "div", "lerp", "clamp", "addcmul", "addcdiv"})
 
 
 def dropped_updates(loop: ast.For | ast.AsyncFor, scope: ast.AST) -> dict[ast.Assign, str | None]:

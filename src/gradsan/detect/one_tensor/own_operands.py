@@ -41,7 +41,7 @@ _STACKS, _STATES, _FOLLOWED = 256, 4, 32
 _LISTENER_FRAMES = 3
 """The frames between a call and :meth:`OwnOperands.result`; without them a stack is that of the call's write."""
 _COMPARES = frozenset({"__sub__", "sub", "subtract", "mse_loss", "l1_loss", "dist"})
-_MIXES = frozenset({"mul", "multiply", "add", "sub", "div", "truediv"})
+_MIXES = frozenset({"mul", "multiply", "add", "sub", "div", "truediv", "lerp", "clamp", "addcmul", "addcdiv"})
 _SCALES = frozenset({"mul_", "__imul__"})
 _TAKES_OPERAND = frozenset({"copy_", "add_", "sub_", "lerp_", "__iadd__", "__isub__"})
 
