@@ -41,6 +41,8 @@ def under_no_grad(frame: Frame, leaves: Collection[str] = ()) -> Change | None:
     torch = imported_as(source, "torch")
     parent, field = source.parents[statement.node]
     block = getattr(parent, field, None)
+    if torch is not None and isinstance(parent, ast.For) and _is_one_line(source, parent):
+        return edited(source, [_within_no_grad(source, torch, parent, parent)], "no_grad")
     if torch is None or not isinstance(block, list) or not _has_own_lines(source, statement.node):
         return None
     edits: list[Edit] = []
@@ -63,6 +65,12 @@ def under_no_grad(frame: Frame, leaves: Collection[str] = ()) -> Change | None:
                 _within_no_grad(source, torch, other, around[_last_of_update(source, around, around.index(other))])
             )
     return edited(source, [*_second_name_copied(frame, written_root(statement.node)), *edits], "no_grad")
+
+
+def _is_one_line(source: SourceFile, loop: ast.For) -> bool:
+    """Whether a loop has its one statement on its own line: ``for p in params: p -= lr * p.grad``."""
+    span = source.span(loop)
+    return len(loop.body) == 1 and span.line == span.end_line and _has_own_lines(source, loop)
 
 
 def _second_name_copied(frame: Frame, written: str | None) -> list[Edit]:
