@@ -97,18 +97,10 @@ def _in_other_methods(names: set[str], frame: Frame) -> list[Suspect]:
 
     What its constructor writes is written before that.
     """
-    kept, parsed = {one for one in names if one.startswith("self.")}, read_source(frame.file)
-    if not kept or parsed is None:
+    kept, statement = {one for one in names if one.startswith("self.")}, source.statement_at(frame)
+    if not kept or statement is None:
         return []
-    owner = next(
-        (
-            one
-            for one in parsed.nodes
-            if isinstance(one, ast.ClassDef)
-            and any(inner.lineno <= frame.line <= (inner.end_lineno or 0) for inner in one.body)
-        ),
-        None,
-    )
+    owner = statement.source.owner_class(statement.node)
     methods = [one for one in (() if owner is None else owner.body) if isinstance(one, ast.FunctionDef)]
     places = [replace(frame, line=one.lineno, function=one.name) for one in methods if one.name != "__init__"]
     return [one for one in _in_functions(kept, places, None, _OF_ARRAYS) if one.reason == _INPLACE]
