@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Iterable, Sequence
 from types import FrameType
 from typing import Any
@@ -36,6 +37,11 @@ def is_of_checkpoint(hook: Any) -> bool:
     # torch's compiler wraps the hook of the recomputation, to leave it alone.
     plain = getattr(hook, "_torchdynamo_orig_callable", hook)
     return getattr(getattr(plain, "__code__", None), "co_filename", "") == _checkpoint.__file__
+
+
+def is_recomputed(codes: Iterable[types.CodeType]) -> bool:
+    """Whether a recomputation of checkpoint made a call, by the code on its stack."""
+    return any(code.co_name == "unpack_hook" and code.co_filename == _checkpoint.__file__ for code in codes)
 
 
 def reentrant_checkpoint() -> Any:

@@ -297,8 +297,9 @@ class ChangedValues(Detector):
         the same place has made it, or one around it: ``torch.nn.functional.elu`` around ``elu_``. A value that still
         has an older Node, ``maker``, did not get that one: ``loss.data += penalty`` gives it to ``loss.data``.
         """
-        # Writes in the forward of a custom Function are checked in functions.py.
-        if self._functions.is_in_forward(raw.stack) or begin_elsewhere(raw.stack, reader.stack):
+        # Writes in the forward of a custom Function are checked in functions.py, those of a recomputation in hooked.py.
+        is_checked = self._functions.is_in_forward(raw.stack) or _torch.is_recomputed(raw.stack.codes)
+        if is_checked or begin_elsewhere(raw.stack, reader.stack):
             return True
         if not raw.grad_enabled:
             return False
