@@ -65,6 +65,9 @@ def gather_second_backward(context: Context) -> tuple[Clue, ...]:
     needed = Clue("needed", symbolise(backward.stack), op=backward.via, values={"step": core.steps})
     order = walk.engine_order(backward.roots, context.inputs, backward.via == "backward")
     past = [one for one in context.backwards.before_in_thread(backward.clock) if not one.retain_graph]
+    needed_at = needed.site
+    # Where this line went through the graph before, no backward of before that has freed it.
+    past.sort(key=lambda one: symbolise(one.stack) != needed_at)
     freed = freed_earlier(order, past)
     if freed is None:
         return (needed,)
@@ -249,7 +252,7 @@ def _as_clues(found: Iterable[Bridge], *, is_later: bool, is_only: bool = False)
 
 
 def freed_earlier(order: list[Node], mine: list[PastBackward]) -> Freed | None:
-    """Return the first Node of ``order`` that one of the backwards ``mine`` (of this thread, oldest first) freed.
+    """Return the first Node of ``order`` that one of the backwards ``mine`` (of this thread, likeliest first) freed.
 
     A live loss decides by its graph; one that is gone may have reached every Node older than its root.
     """

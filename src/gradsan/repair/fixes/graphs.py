@@ -20,6 +20,7 @@ from gradsan.source.flow.kept import is_kept_here, kept_since
 from gradsan.source.identifiers import leaf_name, local_nodes
 from gradsan.source.locate import statement_at
 from gradsan.source.methods import CUTTING
+from gradsan.source.rewrite.given import is_function_of_leaves
 from gradsan.source.rewrite.moving import is_whole_lines, names_read
 from gradsan.source.rewrite.renewing import (
     constructs,
@@ -37,9 +38,6 @@ def _updates(diagnosis: Diagnosis) -> tuple[Label, ...]:
         return blocks.labels(diagnosis, "written")
     is_updated = any(one.message.key == "label.updated_between" for one in blocks.labels(diagnosis, "note"))
     return blocks.labels(diagnosis, "freed") if diagnosis.cause == blocks.SHARED and is_updated else ()
-
-
-_OTHER_UPDATES = frozenset({"input_changed_between_passes", "statistics_updated"})
 
 
 def recompute_forward(diagnosis: Diagnosis) -> tuple[Fix, ...]:
@@ -60,10 +58,11 @@ def recompute_forward(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     return tuple(blocks.fix("recompute_forward", lines, words) for lines in found)
 
 
+_OTHER_UPDATES = frozenset({"input_changed_between_passes", "statistics_updated"})
 _REBUILT_CAUSES = blocks.STEPPED | {"graph_built_once", "same_loss_twice", "input_not_in_graph", blocks.SHARED}
 
 
-_SEVERAL = 2
+_SEVERAL, _MOST_STORED = 2, 3
 UPDATED, CUT_ONCE = "label.updated_between", "help.build_without_graph"
 
 
@@ -106,6 +105,8 @@ def cut_once(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         return ()
     how = Message("fix.stays_or_follows", {"how": words.how_changed})
     for label in blocks.labels(diagnosis, "bridge", "created", "saved"):
+        if is_function_of_leaves(label.frame):
+            return ()  # another form of the parameter that is trained, and no target
         lines = changed_lines(label.frame.file, detach_at(label.frame, name))
         if lines and not returns_to_several(label.frame):
             is_others = any(one.kind == "detach_other_network" for one in diagnosis.fixes)
@@ -272,6 +273,8 @@ def _depending(between: list[ast.stmt], wanted: set[str]) -> list[ast.stmt]:
     """
     hanging, tainted = [], set[str]()
     for position, node in enumerate(between):
+        if position and isinstance(between[0], ast.Expr) and ".parameters()" in ast.unparse(node):
+            continue  # an optimizer has the object, and not what its method has computed
         if position == 0 or (blocks.names_read([node]) & tainted and not _is_detached(node)):
             hanging.append(node)
             tainted |= _bound(node)
@@ -285,8 +288,8 @@ def _depending(between: list[ast.stmt], wanted: set[str]) -> list[ast.stmt]:
 
 
 def _is_detached(node: ast.stmt) -> bool:
-    value = node.value if isinstance(node, ast.Assign) else None
-    return isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in CUTTING
+    call = getattr(node, "value", None) if isinstance(node, ast.Assign) else None
+    return isinstance(call, ast.Call) and getattr(call.func, "attr", None) in CUTTING
 
 
 def _is_state(moving: Sequence[ast.stmt]) -> bool:
@@ -306,9 +309,6 @@ def _bound(node: ast.stmt) -> set[str]:
     if isinstance(method, ast.Attribute) and isinstance(method.value, ast.Name):
         return {method.value.id}
     return blocks.names_bound(node) if isinstance(node, ast.Assign) else set()
-
-
-_MOST_STORED = 3
 
 
 def _as_property(made: Label) -> Fix | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from gradsan.model import Frame
-from gradsan.source.identifiers import dotted_path, leaf_name, parameters
+from gradsan.source.identifiers import dotted_path, leaf_name, parameters, standing_of
 from gradsan.source.locate import statement_at
 from gradsan.source.tree import FunctionNode, SourceFile
 
@@ -52,6 +53,42 @@ def may_step(made: Frame, at: Frame) -> bool:
     }
     bound = [] if making is None else _names_of_made(making.node, made)
     return bool(bound) and all(not names.isdisjoint(stepped) for names in bound)
+
+
+_COPYING = frozenset({"clone", "detach", "copy", "cat", "stack", "view", "reshape", "flatten", "ravel", "squeeze"})
+
+
+def is_function_of_leaves(frame: Frame) -> bool:
+    """Whether the value bound at a frame is computed from leaves that are trained alone: ``self.log_alpha.exp()``.
+
+    Not where it only copies them.
+    """
+    statement = statement_at(frame)
+    value = None if statement is None else getattr(statement.node, "value", None)
+    if statement is None or not isinstance(value, ast.expr):
+        return False
+    source = statement.source
+    operands, computes, waiting = list[ast.expr](), False, [value]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Call):
+            computes = computes or leaf_name(node.func) not in _COPYING
+            waiting += [*node.args, *(one.value for one in node.keywords)]
+            is_method = isinstance(node.func, ast.Attribute) and standing_of(source, node.func.value) != "namespace"
+            waiting += [node.func.value] if is_method and isinstance(node.func, ast.Attribute) else []
+            operands += [] if isinstance(node.func, ast.Attribute) else [node.func]
+        elif isinstance(node, ast.BinOp | ast.UnaryOp):
+            computes = computes or isinstance(node, ast.BinOp)
+            waiting += [one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr)]
+        elif not isinstance(node, ast.Constant):
+            operands.append(node)
+    texts = {ast.unparse(one) for one in operands}
+    return computes and bool(texts) and all(_is_trained_leaf(source, one) for one in texts)
+
+
+def _is_trained_leaf(source: SourceFile, name: str) -> bool:
+    values = [value for _, value in _made(source, name)]
+    return bool(values) and all(re.search(r"requires_grad|Parameter\b", ast.unparse(one)) for one in values)
 
 
 def _names_of_made(node: ast.stmt, made: Frame) -> list[set[str | None]]:
