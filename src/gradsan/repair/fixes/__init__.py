@@ -73,6 +73,7 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     loops.step_after_loop,
     loops.each_in_its_round,
     loops.compute_in_own_loop,
+    loops.compute_behind_step,
     arguments.not_reentrant,
     arguments.find_unused_parameters_in_ddp,
     arguments.disable_fused,

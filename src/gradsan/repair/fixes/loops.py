@@ -261,3 +261,40 @@ def _repeated(made: Label, used: Label, updated: list[Label]) -> Fix | None:
     text = textwrap.indent(textwrap.dedent(blocks.text_of(source, node)), source.indent(rounds.body[0]))
     lines = blocks.lines_changed(source, {first.line: f"{text}\n{source.lines[first.line - 1]}"})
     return blocks.fix("recompute_forward", lines, "rebuild_in_loop")
+
+
+def compute_behind_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """Move what an outer loss gathers in every round of a loop behind the step of that round.
+
+    ``total = total - critic(fake).mean()`` before ``optimizer.step()``, where the backward stands after the loop.
+    """
+    used, saved = blocks.first(diagnosis, "used"), blocks.first(diagnosis, "saved")
+    written = blocks.labels(diagnosis, "written")
+    if used is None or saved is None or not written or diagnosis.cause not in blocks.STEPPED:
+        return ()
+    pairs = blocks.each_in_one_block(written, saved)
+    if not pairs or any(pair[1].block is not pairs[0][1].block for pair in pairs):
+        return ()
+    made, last = pairs[0][1], max((pair[0] for pair in pairs), key=lambda one: one.index)
+    source, block = made.source, made.block
+    if made.index > last.index or blocks.at_block(used, block) is not None or not _is_in_loop(made):
+        return ()
+    moving, names = list[ast.stmt](), set[str]()
+    for node in block[made.index : last.index + 1]:
+        if node is made.statement or blocks.names_read([node]) & names:
+            moving.append(node)
+            names |= blocks.names_bound(node)
+    staying = [node for node in block[made.index : last.index + 1] if node not in moving]
+    bound = {name for node in staying for name in blocks.names_bound(node)}
+    is_plain = all(isinstance(one, ast.Assign | ast.AugAssign) and is_whole_lines(source, one) for one in moving)
+    if not is_plain or bound & (names | names_read(moving)) or draws_again(ast.walk(made.statement)):
+        return ()
+    texts = [blocks.text_of(source, node) for node in moving]
+    changes = {line: text for node in moving for line, text in blocks.removed(source, node).items()}
+    end = source.span(last.statement).end_line
+    changes[end] = "\n".join([source.lines[end - 1], *texts])
+    return (blocks.fix("recompute_forward", blocks.lines_changed(source, changes), "compute_behind_step"),)
+
+
+def _is_in_loop(place: blocks.Placed) -> bool:
+    return isinstance(place.source.parents[place.statement][0], ast.For | ast.While)
