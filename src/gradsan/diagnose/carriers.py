@@ -169,6 +169,9 @@ def written_with_graph(name: str, made: Sequence[Site], carrier: Carrier | None)
     cut = next(filter(None, (source.cut_before_written(one, attribute) for one in stacks)), ())
     if cut:
         return (Fix.worded("help.parameter_cut_before", values, cut, keeps=True, kind="detach_parameter"),)
+    anew = next(filter(None, (source.second_name_anew(one, attribute) for one in stacks)), ())
+    if anew:
+        return (Fix.worded("help.out_of_place", values, anew, kind="copy_second_name"),)
     lines = next(filter(None, (source.all_under_no_grad(one, attribute) for one in stacks)), ())
     return (Fix.worded("help.parameter_unrecorded", values, lines, kind="no_grad"),)
 

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 from gradsan.model import Frame, Lines
 from gradsan.source.change import Change, Edit, changed_lines, edited
-from gradsan.source.flow.writing import written_root
+from gradsan.source.flow.writing import definition_of, written_root
 from gradsan.source.identifiers import assigned_names, chain_key, consumed_names, leaf_name, local_nodes
 from gradsan.source.locate import statement_at
-from gradsan.source.methods import is_inplace_method
+from gradsan.source.methods import augmented_names, is_inplace_method
+from gradsan.source.rewrite.leaves import reads_later
+from gradsan.source.rewrite.out_of_place import out_of_place
 from gradsan.source.rewrite.updates import under_no_grad
 from gradsan.source.tree import SourceFile
 
@@ -85,6 +87,29 @@ def all_under_no_grad(stack: Sequence[Frame], attribute: str) -> Lines:
             return ()
         found |= {(file, line): text for file, line, text in lines}
     return tuple((*at, text) for at, text in sorted(found.items()))
+
+
+def second_name_anew(stack: Sequence[Frame], attribute: str) -> Lines:
+    """``weight = weight + d`` for ``weight += d`` where ``weight = self.weight`` was bound before, and is read later.
+
+    The new value is meant for that name: written in place, the parameter itself takes it, once more in each forward.
+    """
+    for frame in reversed(stack):
+        statement = statement_at(frame)
+        name = None if statement is None else _written(statement.node)
+        made = None if name is None or not name.isidentifier() else definition_of(frame, name)
+        path = [] if made is None or made.is_loop else made.value.split(".")
+        if statement is None or name is None or len(path) < 2 or path[-1] != attribute or not reads_later(frame, name):
+            continue
+        node = statement.node
+        ops = augmented_names(node.op) if isinstance(node, ast.AugAssign) else [_method_of(node)]
+        change = next(filter(None, (out_of_place(frame, one) for one in ops if one)), None)
+        return changed_lines(frame.file, change)
+    return ()
+
+
+def _method_of(node: ast.stmt) -> str | None:
+    return leaf_name(node.value.func) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
 
 
 def cut_before_written(stack: Sequence[Frame], attribute: str) -> Lines:
