@@ -283,6 +283,76 @@ w.exp().sum().backward()
 """
 
 
+SOFTENED_ONCE = """
+class Agent:
+    def __init__(self):
+        self.policy, self.critic = torch.nn.Linear(3, 2), torch.nn.Linear(5, 1)
+        self.raw = torch.zeros(1, requires_grad=True)
+        self.weight = torch.nn.functional.softplus(self.raw)
+        self.acting = torch.optim.Adam(self.policy.parameters(), lr=0.1)
+        self.weighing = torch.optim.Adam([self.raw], lr=0.1)
+        self.judging = torch.optim.Adam(self.critic.parameters(), lr=0.1)
+    def learn(self, seen):
+        self.judging.zero_grad()
+        (self.critic(torch.rand(6, 5)) - 1).square().mean().backward()
+        self.judging.step()
+        act = self.policy(seen).tanh()
+        cost = (self.weight * act.square().sum(1) - self.critic(torch.cat([seen, act], 1))[:, 0]).mean()
+        self.acting.zero_grad()
+        cost.backward()
+        self.acting.step()
+        self.weighing.zero_grad()
+        (self.raw * (act.detach().abs().mean() - 0.5)).sum().backward()
+        self.weighing.step()
+agent = Agent()
+for _ in range(4):
+    agent.learn(torch.randn(6, 3))
+"""
+PARTS_OF_ONE_NETWORK = """
+net = torch.nn.ModuleDict({"body": torch.nn.Linear(3, 4), "a": torch.nn.Linear(4, 2), "b": torch.nn.Linear(4, 2)})
+def train_only(*names):
+    for name, part in net.items():
+        part.requires_grad_(name in names)
+train_only("body", "a")
+first = torch.optim.Adam([p for p in net.parameters() if p.requires_grad], lr=0.1)
+train_only("b")
+second = torch.optim.Adam([p for p in net.parameters() if p.requires_grad], lr=0.1)
+train_only("body", "a", "b")
+for _ in range(3):
+    x = torch.randn(5, 3)
+    code = net["body"](x).tanh()
+    one, two = net["a"](code), net["b"](net["a"](code).exp() @ torch.ones(2, 4))
+    train_only("body", "a")
+    first.zero_grad()
+    one.square().mean().backward(retain_graph=True)
+    first.step()
+    train_only("b")
+    second.zero_grad()
+    (two - 1).square().mean().backward()
+    second.step()
+    train_only("body", "a", "b")
+"""
+SLOW_AVERAGE = """
+class Styled(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.style, self.paint = torch.nn.Linear(3, 4), torch.nn.Linear(4, 3)
+        torch.nn.init.zeros_(self.style.bias)
+        self.register_buffer("mean", torch.zeros(1, 4))
+    def forward(self, x):
+        code = self.style(x).tanh()
+        self.mean = 0.99997 * self.mean + 0.00003 * code.mean(0, keepdim=True)
+        return self.paint(self.mean + 0.5 * (code - self.mean))
+net = Styled()
+optimizer = torch.optim.Adam(net.parameters(), lr=0.1, betas=(0.0, 0.9))
+for _ in range(4):
+    x = torch.randn(6, 3)
+    optimizer.zero_grad()
+    (net(x) - x).square().mean().backward()
+    optimizer.step()
+"""
+
+
 def search(tmp_path, monkeypatch, text, **limits):
     (tmp_path / "main.py").write_text(HEAD + textwrap.dedent(text))
     monkeypatch.chdir(tmp_path)
@@ -339,6 +409,25 @@ def test_a_gradient_that_only_an_update_by_hand_would_read_is_not_lost(tmp_path,
     told = [fix.verification for fix in fixes if "inputs=" in fix.diff and fix.verification.status == "passed"]
     assert {one.training for one in told} == {"gradients"}
     assert all("scale.grad" in one.differs_in for one in told)
+
+
+def test_a_value_made_once_is_computed_anew_though_another_loss_goes_back_before_its_own(tmp_path, monkeypatch):
+    found = search(tmp_path, monkeypatch, SOFTENED_ONCE)
+    assert [one.code for one in found.diagnoses] == ["GS403"]
+    assert "@property" in found.diagnoses[0].fixes[0].diff
+
+
+def test_a_step_is_moved_alone_where_two_optimizers_have_parts_of_one_network(tmp_path, monkeypatch):
+    found = search(tmp_path, monkeypatch, PARTS_OF_ONE_NETWORK)
+    first = found.diagnoses[0].fixes[0]
+    assert (first.kind, first.meaning, first.verification.training) == ("reorder_step", "preserved", "same")
+    assert len([line for line in first.diff.splitlines() if line[:1] == "+" and line[1:2] != "+"]) == 1
+
+
+def test_a_cut_that_changes_little_is_one_though_a_bias_ends_elsewhere(tmp_path, monkeypatch):
+    found = search(tmp_path, monkeypatch, SLOW_AVERAGE)
+    cut = next(one for one in found.diagnoses[0].fixes if one.kind.startswith("detach"))
+    assert (cut.verification.status, cut.meaning) == ("passed", "changed")
 
 
 def test_a_state_bound_after_the_last_loss_of_its_window_is_cut_there(tmp_path, monkeypatch):

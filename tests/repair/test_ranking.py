@@ -119,3 +119,8 @@ def test_after_a_refused_statement_the_diagnosis_order_decides_before_the_cost(t
     found = measured(pair, costs(meant=Cost(200, 200), cheap=Cost(100, 100)))
     assert kinds(ranked_fixes(found)) == ["cheap", "meant"]
     assert kinds(ranked_fixes(found, was_refused=True)) == ["meant", "cheap"]
+
+
+def test_a_network_that_this_loss_is_not_to_train_is_cut_off_before_its_parameters_are_left_out(tmp_path):
+    own, cut = tried(tmp_path, "backward_for_own"), tried(tmp_path, "detach_other_network", size=2)
+    assert kinds(ranked_fixes([own, cut])) == ["detach_other_network", "backward_for_own"]

@@ -115,8 +115,8 @@ def ranked_fixes(tried: Sequence[Tried], *, was_refused: bool = False) -> list[T
     is_cut = any(one.passed and one.fix.kind == _BORROWED and one.fix.meaning == "preserved" for one in tried)
 
     def rank(one: Tried) -> tuple[object, ...]:
-        # Copies of all parameters, for gradients of a network that this loss is not to train.
-        is_needless = is_cut and one.fix.summary.key == "fix.clone_for_call"
+        # For gradients of a network that this loss is not to train: copies of all parameters, or a list of others.
+        is_needless = is_cut and (one.fix.kind == "backward_for_own" or one.fix.summary.key == "fix.clone_for_call")
         return is_needless, *_rank(one, kinds.index(one.fix.kind), was_refused)
 
     return sorted(tried, key=rank)

@@ -69,7 +69,8 @@ def reorder_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         # Only a copy of its gradients is what such a step would have had; left there, they would add up where it clears
         # between its step and that backward alone.
         if not _steps_again(place, list(steps)):
-            return tuple(both) if shared else (*both, *kept)
+            # Of one network, each of two optimizers may have a part: then the later one does not clear the first's.
+            return (*both, *([plain] if both else [])) if shared else (*both, *kept)
         once = blocks.fix("reorder_step", blocks.lines_changed(source, away), "step_once")
         is_one = not followers and not _is_cleared_between(place, list(steps))
         return (*both, once) if is_one and len(steps) == 1 else tuple(both)
