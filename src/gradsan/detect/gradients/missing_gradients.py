@@ -183,7 +183,7 @@ class MissingGradients(Detector):
         if lost := self._lost_among(replaced):
             self._report_lost(optimizer, lost, counts, site, clues)
             return
-        gone = {id(one) for one, _ in replaced}
+        gone = set[int]() if is_all else {id(one) for one, _ in replaced}
         missing = [one for one in missing if id(one) not in gone]
         from gradsan.detect.bypassed import bypassed
 

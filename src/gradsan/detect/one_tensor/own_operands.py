@@ -145,6 +145,7 @@ class OwnOperands(RoundDetector):
                 facts["is_array"] = is_array
                 self._own[stack] = op, {**facts, "lent": self._lent_at(storage), "memory": storage}
             if op == "copy_":
+                self._own[stack][1]["is_backup"] = not given[1].requires_grad
                 writes = reversed(logged_writes(self._core))
                 others_of_it = (raw for raw in writes if raw.storage == storage and raw.stack is not stack)
                 self._before[stack] = next(others_of_it, None)
@@ -337,6 +338,8 @@ class OwnOperands(RoundDetector):
             return
         # A list of the program's own was meant to hold copies, a module's result was not.
         is_read_kept = row == DIFFERENCE or facts.get("is_restored") or (of_module and not of_other)
+        if facts.pop("is_backup", False) and frame is not None and source.restores(frame, op, facts["is_leaf"]):
+            is_read_kept = True
         lent, memory = facts.pop("lent", None), facts.pop("memory", 0)
         changed = self._last_changed(memory) if memory and row == DIFFERENCE else ()
         facts = {**facts, "kept": read if is_read_kept else written}

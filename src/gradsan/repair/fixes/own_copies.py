@@ -36,15 +36,18 @@ def copy_where_made(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     found: list[Fix] = []
     if scope is None:
         return ()
-    for name in ("written", "name"):
+    names = [str(advice.summary.values.get(one)) for one in ("written", "name")]
+    # The side that was meant as a copy comes first.
+    for name in sorted(names, key=lambda one: diagnosis.tensor is None or one != diagnosis.tensor.name):
         try:
-            node = ast.parse(str(advice.summary.values.get(name)), mode="eval").body
+            node = ast.parse(name, mode="eval").body
         except SyntaxError:
             continue
         for source, value, is_module in _makers(node, scope, _is_asked_for_tensors(scope, node), set()):
             lines, kept = _copied(source, value, is_module)
             if lines and all(lines != one.lines for one in found):
-                values = {**advice.summary.values, "value": source.text(kept)}
+                other = next((one for one in names if one != name), name)
+                values = {**advice.summary.values, "written": name, "name": other, "value": source.text(kept)}
                 found.append(blocks.fix("copy_second_name", lines, "copy_where_made", **values))
     return tuple(found)
 
