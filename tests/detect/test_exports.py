@@ -1,8 +1,11 @@
 """Exported memory: compared in the first rounds of the line that hands it out, and after powers of two of them."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+import torch.utils.dlpack
 
 import gradsan
 from gradsan._watching import watching_of
@@ -40,6 +43,18 @@ def test_a_phase_with_a_backward_of_its_own_is_compared_from_its_beginning() -> 
             batch += 1
             loss.backward()
     assert [one.code for one in watch.diagnoses] == ["GS203"]
+
+
+@pytest.mark.parametrize("module", [torch, torch.utils.dlpack])
+def test_an_array_that_comes_in_by_dlpack_is_watched_under_its_name(module: Any) -> None:
+    batch, weight = np.ones(4, np.float32), torch.ones(4, requires_grad=True)
+    with gradsan.watch() as watch:
+        loss = (weight * module.from_dlpack(batch)).sum()
+        batch += 1
+        loss.backward()
+        loss = (weight * module.from_dlpack(batch.copy())).sum()
+        loss.backward()
+    assert [(one.code, one.tensor and one.tensor.name) for one in watch.diagnoses] == [("GS203", "batch")]
 
 
 def test_between_them_deep_mode_alone_sees_a_fault() -> None:

@@ -25,6 +25,7 @@ def frame_at(tmp_path, text: str, call: str) -> Frame:
         ("a = np.asarray(-h)", "np.asarray(-h)", "__array__", "a = np.asarray((-h).clone())"),
         ("t = jnp.from_dlpack(h)", "jnp.from_dlpack(h)", "__dlpack__", "t = jnp.from_dlpack(h.clone())"),
         ("h = torch.from_numpy(a)", "torch.from_numpy(a)", "from_numpy", "h = torch.from_numpy(a).clone()"),
+        ("h = from_dlpack(a)", "from_dlpack(a)", "from_dlpack", "h = from_dlpack(a).clone()"),
         ("h = f(torch.asarray(a))", "torch.asarray(a)", "asarray", "h = f(torch.asarray(a).clone())"),
         # The copy would be gone before its address is used.
         ("kernel(h.data_ptr())", "h.data_ptr()", "data_ptr", None),

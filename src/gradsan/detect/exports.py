@@ -32,8 +32,7 @@ from gradsan.record.steps import RawBackward
 
 BYTES_KEPT = 256 * 2**20
 BYTES_OF_A_NOTE = 16 * 2**20
-_FEW, _HOLDERS, _ARRAYS = 8, 3, 32
-_FIRST, _AGAIN, _LINES = 16, 4, 1024
+_FEW, _HOLDERS, _ARRAYS, _FIRST, _AGAIN, _LINES = 8, 3, 32, 16, 4, 1024
 _GIVES_ARRAY = ("numpy", "__array__")
 
 
@@ -287,6 +286,7 @@ class Exports(Detector):
             self._watch(patches, guard, torch.Tensor, name, given=True)
         for owner in (torch, torch.utils.dlpack):
             self._watch(patches, guard, owner, "to_dlpack", given=True)
+            self._watch(patches, guard, owner, "from_dlpack", given=False)
         for name in ("from_numpy", "frombuffer", "as_tensor", "asarray"):
             self._watch(patches, guard, torch, name, given=False)
 

@@ -90,7 +90,7 @@ _NAMES = {
     "flow.scopes": "Live is_global_here is_in_function_forward",
     "flow.targets": (
         "Operation assigned_data called_operand mixed_operand operand_expressions operation_at "
-        "own_difference restores target_and_operand written_expression"
+        "own_difference target_and_operand written_expression"
     ),
     "flow.writing": (
         "Made attribute_owner computes_with_result definition_of given_to_optimizer is_computed_with "

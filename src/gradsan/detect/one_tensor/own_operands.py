@@ -338,8 +338,10 @@ class OwnOperands(RoundDetector):
             return
         # A list of the program's own was meant to hold copies, a module's result was not.
         is_read_kept = row == DIFFERENCE or facts.get("is_restored") or (of_module and not of_other)
-        if facts.pop("is_backup", False) and frame is not None and source.restores(frame, op, facts["is_leaf"]):
-            is_read_kept = True
+        if facts.pop("is_backup", False) and frame is not None:
+            from gradsan.detect.one_tensor.own_pairs import restores
+
+            is_read_kept = is_read_kept or restores(frame, facts["is_leaf"])
         lent, memory = facts.pop("lent", None), facts.pop("memory", 0)
         changed = self._last_changed(memory) if memory and row == DIFFERENCE else ()
         facts = {**facts, "kept": read if is_read_kept else written}

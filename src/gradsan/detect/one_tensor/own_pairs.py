@@ -11,6 +11,7 @@ from gradsan.model import Frame, Site
 from gradsan.record.log import RawWrite
 from gradsan.record.stacks import symbolise
 
+_COPY = re.compile(r"([\w.\[\]\"']+)\.copy_\(([\w.\[\]\"']+)\)")
 _OF_ARRAY = re.compile(r"torch\.(?:from_numpy|as_tensor|asarray)\(([^,()]*)\)")
 
 
@@ -38,6 +39,13 @@ def _is_written_back(frame: Frame, pair: tuple[str, str], before: RawWrite | Non
     made = (place for _, place in source.assignments(written, name) if source.in_same_function(place, written))
     read = [one for place in made if (at := source.statement_at(place)) for one in source.consumed_names(at)]
     return any(one == target or one.startswith(f"{target}.") for one in read)
+
+
+def restores(frame: Frame, is_leaf: bool) -> bool:
+    """Whether ``p.data.copy_(old)`` gives a parameter older values; of ``p.copy_(old)`` where ``p`` ``is_leaf``."""
+    statement = source.statement_at(frame)
+    found = None if statement is None else _COPY.search(statement.text)
+    return found is not None and (is_leaf or found[1].endswith(".data")) and not found[2].endswith(".data")
 
 
 def _is_passed_on(frame: Frame, pair: tuple[str, str], op: str, before: RawWrite | None) -> bool:

@@ -69,14 +69,6 @@ def target_and_operand(frame: Frame, op: str) -> tuple[str, str] | None:
     return (own, other) if own != other else None
 
 
-def restores(frame: Frame, op: str, is_leaf: bool) -> bool:
-    """Whether ``p.data.copy_(old)`` gives a parameter older values; of ``p.copy_(old)`` where ``p`` ``is_leaf``."""
-    (operand, _, read), found = _update_at(frame, op), target_at(frame, op)
-    is_bare = isinstance(operand, ast.Name | ast.Attribute | ast.Subscript) and not _ALIAS.search(read(operand))
-    method = None if found is None else getattr(found[0].node, "func", None)
-    return is_bare and method is not None and (is_leaf or ".data." in read(method))
-
-
 def _update_at(frame: Frame, op: str) -> tuple[ast.expr | None, str, Callable[[ast.AST], str]]:
     """The operand of the write at ``frame``, the written name, and what gives the text of expressions there."""
     found, statement = target_at(frame, op), statement_at(frame)

@@ -159,7 +159,7 @@ _STEPS_BACK = 3
 _FILLED = frozenset({"ones", "ones_like", "new_ones", "full", "full_like", "new_full"})
 _EMPTY |= {f"{one}_like" for one in _EMPTY} | {f"new_{one}" for one in _EMPTY}
 _SHARED = frozenset({"numpy", "copyto", "readinto", "frombuffer", "memmap", "open_memmap"})
-_SHARING = frozenset({"from_numpy", "as_tensor", "asarray"})
+_SHARING = frozenset({"from_numpy", "from_dlpack", "as_tensor", "asarray"})
 
 
 def is_state_of_loader(origin: Frame, held: str) -> bool:

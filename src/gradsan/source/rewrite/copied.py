@@ -17,7 +17,7 @@ from gradsan.source.rewrite.rebinding import can_rebind
 from gradsan.source.tree import SourceFile
 
 _OF_TENSORS = frozenset({"numpy", "__array__", "__dlpack__"})
-_OF_ARRAYS = frozenset({"from_numpy", "frombuffer", "as_tensor", "asarray"})
+_OF_ARRAYS = frozenset({"from_numpy", "frombuffer", "from_dlpack", "as_tensor", "asarray"})
 _KEEPING = frozenset({"detach", "cpu", "contiguous"})
 _PRIMARY = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)
 _NAMES_OF_VALUES = ("value", "new_value", "written_value")
