@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from training_pairs import PAIRS
 
 from gradsan.launch.program import Target
@@ -11,6 +12,7 @@ from gradsan.repair.judging import Judge, faults_of
 from gradsan.repair.patch import Patch
 from gradsan.repair.reference import reference_for
 from gradsan.repair.trials.runner import Runner
+from gradsan.repair.trials.state import LeftOver
 from gradsan.repair.trials.trial import Request
 from gradsan.text import say
 
@@ -108,3 +110,15 @@ def test_the_variables_of_the_end_are_those_of_the_last_round_without_time_to_lo
         ends.append((len(recorded.moments), recorded.moments[-1].values["train: batch"].checksum))
     assert ends[0][0] > ends[1][0]
     assert ends[0][1] == ends[1][1]
+
+
+def test_an_update_by_hand_uses_what_is_cleared_after_it():
+    left, leaf = LeftOver(), torch.zeros(2, requires_grad=True)
+    (leaf * 2).sum().backward()
+    left.backward([leaf])
+    # The model of a file takes its place: what was added to its gradients is known no more.
+    del leaf
+    assert left.unused() == 0
+    leaf = torch.zeros(2, requires_grad=True)
+    left.step(torch.optim.SGD([leaf], lr=0.1), "main.py:1")
+    assert left.unused() == 1

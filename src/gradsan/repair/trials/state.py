@@ -209,7 +209,7 @@ class LeftOver:
         self._used: set[int] = set()
         self._backwards = 0
         self._last: Any = WeakIdKeyDictionary()
-        self._has_own = False
+        self._has_own = self._has_stepped = False
         self.open_closures = 0
         """How many steps that were given a closure are running."""
         self._stepped: weakref.WeakKeyDictionary[Any, _Stepped] = weakref.WeakKeyDictionary()
@@ -230,12 +230,14 @@ class LeftOver:
     def unused(self) -> int:
         """How many backwards have had all their gradients cleared before a step used one of them.
 
-        0 where a step used gradients that the program set itself: it may have kept those of any backward.
+        0 where a step used gradients that the program set itself: it may have kept those of any backward. Without a step
+        of an optimizer, an update by hand uses them.
         """
-        return 0 if self._has_own else len(self._reached - self._used - set().union(*self._added.values()))
+        return 0 if self._has_own or not self._has_stepped else len(self._reached - self._used - set().union(*self._added.values()))
 
     def step(self, optimizer: Optimizer, key: str) -> None:
         """Note a step of ``optimizer``, before or after it."""
+        self._has_stepped = True
         for one in _stepped_with(optimizer):
             self._used |= self._added.get(one, set())
             last = self._last.get(one)
