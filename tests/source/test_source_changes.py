@@ -570,3 +570,11 @@ def test_what_a_function_differentiates_is_not_read_detached(tmp_path):
     assert detach_reads([call], ["mixed"]) is None
     detached = changed_lines(str(path), detach_reads([last], ["fake"]))
     assert detached == ((str(path), 4, "    return slope.norm() + critic(fake.detach()).mean()"),)
+
+
+def test_a_collective_gets_a_copy(tmp_path):
+    file = tmp_path / "main.py"
+    file.write_text("import torch.distributed as dist\ndef share(x):\n    dist.all_reduce(x)\n    return x\n")
+    frame = Frame(str(file), 3, "share")
+    assert clone_before(frame, "all_reduce").new == "    x = x.clone()"
+    assert out_of_place(frame, "all_reduce") is None

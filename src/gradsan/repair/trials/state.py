@@ -230,10 +230,11 @@ class LeftOver:
     def unused(self) -> int:
         """How many backwards have had all their gradients cleared before a step used one of them.
 
-        0 where a step used gradients that the program set itself: it may have kept those of any backward. Without a step
-        of an optimizer, an update by hand uses them.
+        0 where a step used gradients that the program set itself: it may have kept those of any backward; and without a
+        step of an optimizer, where an update by hand uses them.
         """
-        return 0 if self._has_own or not self._has_stepped else len(self._reached - self._used - set().union(*self._added.values()))
+        is_unknown = self._has_own or not self._has_stepped
+        return 0 if is_unknown else len(self._reached - self._used - set().union(*self._added.values()))
 
     def step(self, optimizer: Optimizer, key: str) -> None:
         """Note a step of ``optimizer``, before or after it."""

@@ -265,7 +265,7 @@ def _writes_first_argument(function: ast.expr, op: str) -> bool:
     above = leaf_name(function.value) if isinstance(function, ast.Attribute) else None
     if is_inplace_name(name) or (above is not None and is_inplace_name(above)):
         return True
-    return (op.startswith("__i") and f"__{name}__" == op) or name == op == "__setitem__"
+    return (op.startswith("__i") and f"__{name}__" == op) or name == op in ("__setitem__", "all_reduce", "broadcast")
 
 
 def _is_function(source: SourceFile, function: ast.expr) -> bool:
