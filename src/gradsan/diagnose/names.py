@@ -103,6 +103,12 @@ def operands_at_save(conflict: Conflict) -> list[str]:
     inner = conflict.save.site.inner_frames
     if any("container.py" in below.file for below in inner) or (inner and conflict.save.slot in _OF_A_LAYER):
         return []
+    operation, side = source.operation_at(frame), _SIDES.get(conflict.save.slot or "")
+    if operation is not None and side is not None and operation.called in _OPERATORS and len(operation.arguments) == 2:
+        one, other = operation.arguments
+        if one is None or other is None:
+            # In ``weight * torch.from_numpy(batch)`` the only name may be that of the other side.
+            return [name] if (name := (one, other)[side]) is not None else []
     index = _INDEX.fullmatch(conflict.save.slot or "")
     return source.operand_expressions(frame) if index is None else source.index_expressions(frame, int(index[1]))
 
@@ -131,6 +137,7 @@ _LINEAR = {
 """The argument position of each input, by the operation that ``F.linear`` becomes."""
 
 _OPERATORS = {"@": ("mm", "mv", "bmm", "matmul", "dot"), "*": ("mul",), "/": ("div",), "+": ("add",), "**": ("pow",)}
+_SIDES = {"self": 0, "other": 1, "mat2": 1, "exponent": 1}
 _PLAIN = frozenset({"functional.py", "_tensor.py"})
 _ROLES = {
     **{one: one for one in ("input", "weight", "bias")},
