@@ -8,7 +8,7 @@ import pytest
 
 from cases import each
 from gradsan.model import Diagnosis, Fix, Frame, Label, Message, NamedTensor, PathNode, Site
-from gradsan.repair.fixes import backwards, copies, graphs, kept_values, loops, states, views, with_candidates
+from gradsan.repair.fixes import backwards, copies, graphs, kept_values, loops, states, steps, views, with_candidates
 from gradsan.repair.patch import Patch
 
 
@@ -498,3 +498,48 @@ def test_a_state_leaves_its_graph_where_it_is_filled(program, write, node, text)
         replace(diagnosis("freed_state_carried_over", ("used", None, (at(file, 2),))), way=way)
     )
     assert patched(found, file) == ([] if text is None else [f"{text}\nloss.backward()\n"])
+
+
+@pytest.mark.parametrize(
+    ("step", "behind", "backward", "moved"),
+    [
+        ("opt_d.step()", "", "g_loss.backward({})", ("opt_d.step()", "")),
+        ("opt_d.step()", "", "self.manual_backward(g_loss{})", ("opt_d.step()", "")),
+        ("opt_d.step()", "decay.step()", "g_loss.backward({})", ("opt_d.step()", "decay.step()")),
+        ("scaler.step(opt_d)", "", "scaler.scale(g_loss).backward({})", ("scaler.step(opt_d)", "")),
+        # One update, behind the last step: the scale may change there.
+        ("scaler.step(opt_d)", "scaler.update()", "scaler.scale(g_loss).backward({})", ("scaler.step(opt_d)", "")),
+    ],
+)
+def test_a_step_waits_for_the_backward_with_what_belongs_to_it(program, step, behind, backward, moved):
+    head = """
+        gen, dis = Linear(2, 3), Linear(3, 1)
+        opt_g, opt_d = Adam(gen.parameters()), Adam(dis.parameters())
+        decay = StepLR(opt_d, 5)
+    """
+    later = "scaler.step(opt_g)\nscaler.update()\n" if "scaler" in step else "opt_g.step()\n"
+    head = textwrap.dedent(head).lstrip("\n")
+    file = program(head + "\n".join(filter(None, (step, behind, backward.format("")))) + "\n" + later)
+    line = 6 if behind else 5
+    found = steps.reorder_step(
+        diagnosis(
+            "step_between_forward_and_backward",
+            ("written", "Adam.step", (at(file, 4),)),
+            ("used", "backward", (at(file, line),)),
+        )
+    )
+    inputs = "inputs=list(gen.parameters())"
+    restricted = backward.format(f", {inputs}" if "(g_loss{" in backward else inputs)
+    assert patched(found, file)[0] == head + "\n".join(filter(None, (restricted, *moved))) + "\n" + later
+
+
+def test_a_scaled_step_stays_where_nothing_updates_the_scale_later(program):
+    file = program("""
+        opt_g, opt_d = Adam(gen.parameters()), Adam(dis.parameters())
+        scaler.step(opt_d)
+        scaler.update()
+        scaler.scale(g_loss).backward()
+        scaler.step(opt_g)
+    """)
+    place = ("written", "Adam.step", (at(file, 2),)), ("used", "backward", (at(file, 4),))
+    assert not steps.reorder_step(diagnosis("step_between_forward_and_backward", *place))

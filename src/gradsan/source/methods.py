@@ -43,6 +43,9 @@ FUNCTIONS_MAKING_NEW = _words(
     vstack zeros zeros_like"""
 )
 
+# ``loss.backward()``, also ``accelerator.backward(loss)``, and Lightning's ``self.manual_backward(loss)``.
+BACKWARDS = frozenset({"backward", "manual_backward"})
+
 # The operations under which ``x[i] = v`` reaches PyTorch's dispatcher.
 SETITEM_OPS = _words("__setitem__ copy_ fill_ index_put_ _index_put_impl_ masked_fill_ masked_scatter_ index_fill_")
 # Operations run by modules and functionals with ``inplace=True``.

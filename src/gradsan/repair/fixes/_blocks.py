@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gradsan.model import Diagnosis, Fix, Frame, Label, Lines
 from gradsan.source.change import Change, Edit, changed_lines, text_with
 from gradsan.source.identifiers import chain_key, leaf_name
-from gradsan.source.rewrite.given import parameters_of
+from gradsan.source.methods import BACKWARDS
+from gradsan.source.rewrite.given import parameters_of, scalers_of, stepped_optimizer, steps_schedule_of
 from gradsan.source.rewrite.moving import blocks_around, is_whole_lines, until_apart
 from gradsan.source.rewrite.moving import names_read as names_read
 from gradsan.source.rewrite.renewing import fresh_name as fresh_name
@@ -105,7 +106,7 @@ def each_in_one_block(several: Iterable[Label], second: Label) -> list[tuple[Pla
 
 
 def steps_and_backward(diagnosis: Diagnosis) -> tuple[list[tuple[Placed, Placed]], list[ast.stmt]]:
-    """Each step that wrote, with the failing backward, and what changes the parameters further behind a step: a clip.
+    """Each step that wrote, with the failing backward, and what follows a step: a clip of parameters, a schedule.
 
     Empty unless all of them are statements of one block.
     """
@@ -123,7 +124,25 @@ def steps_and_backward(diagnosis: Diagnosis) -> tuple[list[tuple[Placed, Placed]
     behind = [pair for pair in pairs if pair[0].statement in by_hand]
     if not all(start < pair[0].index < pair[1].index and _is_kept_apart(*pair) for pair in behind):
         return [], []
-    return steps, sorted({pair[0].statement for pair in behind}, key=lambda one: one.lineno)
+    (source, block), until = (pairs[0][1].source, pairs[0][1].block), pairs[0][1].index
+    followers = {pair[0].statement for pair in behind} | schedules_between(source, [pair[0] for pair in steps], until)
+    if any(names_read([one]) & _bound_in(block[block.index(one) : until]) for one in followers):
+        return [], []
+    return steps, sorted(followers, key=lambda one: one.lineno)
+
+
+def _bound_in(nodes: Iterable[ast.AST]) -> set[str]:
+    return set[str]().union(*map(names_bound, nodes))
+
+
+def schedules_between(source: SourceFile, steps: Sequence[Placed], until: int) -> set[ast.stmt]:
+    """The statements of the steps' block before index ``until`` that step a schedule of one of their optimizers."""
+    found = set[ast.stmt]()
+    for one in steps:
+        optimizer = stepped_optimizer(source, one.statement)
+        behind = one.block[one.index + 1 : until]
+        found |= {node for node in behind if optimizer is not None and steps_schedule_of(source, node, optimizer)}
+    return found
 
 
 def _is_kept_apart(changing: Placed, backward: Placed) -> bool:
@@ -144,10 +163,41 @@ def method_call(node: ast.stmt, name: str) -> ast.Call | None:
     return None
 
 
+def backward_call(node: ast.stmt) -> ast.Call | None:
+    """The call of a statement that is just a backward: ``loss.backward()``, ``self.manual_backward(loss)``."""
+    return next((call for name in BACKWARDS if (call := method_call(node, name)) is not None), None)
+
+
 def owner_of(source: SourceFile, node: ast.stmt, method: str) -> str | None:
     """``opt`` of a statement that is just ``opt.<method>(…)``, as written; None for any other."""
     call = method_call(node, method)
     return source.text(call.func.value) if call is not None and isinstance(call.func, ast.Attribute) else None
+
+
+def is_plain_step(source: SourceFile, node: ast.stmt) -> bool:
+    """Whether a statement is just ``opt.step()``, or ``scaler.step(opt)``: without a closure, or other arguments."""
+    call = method_call(node, "step")
+    is_scaled = stepped_optimizer(source, node) != owner_of(source, node, "step")
+    return call is not None and (is_scaled or not (call.args or call.keywords))
+
+
+def with_one_update(place: Placed, steps: Sequence[ast.stmt], *fixes: Fix) -> tuple[Fix, ...]:
+    """Fixes that move steps behind ``place``, without the ``scaler.update()`` calls that follow those steps.
+
+    A scale that changes between the steps of one forward would unscale the later gradients wrongly; one update, after
+    all of the steps, is what PyTorch's recipe for several optimizers has. None where the block has no later update.
+    """
+    source, start = place.source, min(map(place.block.index, steps))
+    scalers = scalers_of(source)
+    early, later = (
+        [node for node in part if owner_of(source, node, "update") in scalers]
+        for part in (place.block[start : place.index], place.block[place.index :])
+    )
+    owners = {owner_of(source, node, "update") for node in later}
+    if any(owner_of(source, node, "update") not in owners or not is_whole_lines(source, node) for node in early):
+        return ()
+    away = tuple((source.file, line, "") for node in early for line in removed(source, node))
+    return tuple(replace(one, lines=tuple(sorted({*one.lines, *away}))) for one in fixes)
 
 
 def text_of(source: SourceFile, node: ast.stmt) -> str:
@@ -197,12 +247,12 @@ def removed(source: SourceFile, node: ast.stmt) -> dict[int, str]:
 def next_optimizer(place: Placed, passed: Iterable[ast.stmt] = ()) -> str | None:
     """The optimizer of the first ``step()`` after ``place`` in its block, but for the statements ``passed``."""
     later = (node for node in place.block[place.index + 1 :] if node not in passed)
-    return next((owner for node in later if (owner := owner_of(place.source, node, "step")) is not None), None)
+    return next((owner for node in later if (owner := stepped_optimizer(place.source, node)) is not None), None)
 
 
 def with_inputs(source: SourceFile, node: ast.stmt, optimizer: str) -> str | None:
     """The line of a backward, restricted to the parameters of ``optimizer``."""
-    call = method_call(node, "backward")
+    call = backward_call(node)
     if call is None or any(keyword.arg in ("inputs", None) for keyword in call.keywords):
         return None
     span = source.span(call)

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable, Iterator
 
 from gradsan.source.identifiers import leaf_name, parameters
-from gradsan.source.rewrite.given import have_a_common_part, networks_of
+from gradsan.source.rewrite.given import have_a_common_part, networks_of, stepped_optimizer
 from gradsan.source.tree import FunctionNode, SourceFile
 
 HANDING_ON = frozenset({"data", "state_dict", "load_state_dict", "parameters", "named_parameters"})
@@ -75,7 +75,8 @@ def _is_apart(source: SourceFile, receiver: str, own: set[str]) -> bool:
 
 def _steps(source: SourceFile, receiver: str) -> bool:
     return any(
-        isinstance(node, ast.Attribute) and node.attr == "step" and source.text(node.value) == receiver
+        (isinstance(node, ast.Attribute) and node.attr == "step" and source.text(node.value) == receiver)
+        or (isinstance(node, ast.Expr) and stepped_optimizer(source, node) == receiver)
         for node in source.nodes
     )
 

@@ -15,12 +15,13 @@ import ast
 from gradsan.model import Diagnosis, Fix, Lines
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.identifiers import leaf_name
-from gradsan.source.rewrite.given import networks_of
+from gradsan.source.methods import BACKWARDS
+from gradsan.source.rewrite.given import networks_of, stepped_optimizer
 from gradsan.source.rewrite.moving import is_whole_lines, names_bound, names_read
 from gradsan.source.tree import SourceFile
 
 _LEAVING = (ast.Return, ast.Continue, ast.Break, ast.Raise, ast.Yield, ast.YieldFrom, ast.Await)
-_OF_GRADIENTS = frozenset({"backward", "grad", "step", "unscale_", "update"})
+_OF_GRADIENTS = BACKWARDS | {"grad", "step", "unscale_", "update"}
 
 
 def backward_first(diagnosis: Diagnosis) -> tuple[Fix, ...]:
@@ -66,17 +67,17 @@ def one_backward(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     """
     used = blocks.first(diagnosis, "used")
     place = None if used is None or diagnosis.silent else next(blocks.placements(used), None)
-    later = None if place is None else blocks.method_call(place.statement, "backward")
+    later = None if place is None else blocks.backward_call(place.statement)
     if place is None or later is None or not isinstance(later.func, ast.Attribute):
         return ()
     source, loss = place.source, _call_as_written(place.source, later)
     first = next((at for at in range(place.index - 1, -1, -1) if _runs_backward(place.block[at])), None)
-    call = None if first is None else blocks.method_call(place.block[first], "backward")
+    call = None if first is None else blocks.backward_call(place.block[first])
     if first is None or call is None or _call_as_written(source, call) != loss:
         return ()
     between = place.block[first + 1 : place.index]
     cleared = [node for node in between if blocks.method_call(node, "zero_grad") is not None]
-    stepped = {owner for node in between if (owner := blocks.owner_of(source, node, "step"))}
+    stepped = {owner for node in between if (owner := stepped_optimizer(source, node))}
     follower = blocks.next_optimizer(place)
     if not cleared or not stepped or follower is None or follower in stepped:
         return ()
@@ -119,7 +120,7 @@ def _clips_others(source: SourceFile, node: ast.stmt, optimizers: set[str]) -> b
 
 
 def _runs_backward(node: ast.stmt) -> bool:
-    return any(isinstance(one, ast.Attribute) and one.attr == "backward" for one in ast.walk(node))
+    return any(isinstance(one, ast.Attribute) and one.attr in BACKWARDS for one in ast.walk(node))
 
 
 def _reads_gradients(node: ast.stmt) -> bool:

@@ -15,7 +15,7 @@ from gradsan.model import Diagnosis, Fix, Label, Message, Site
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.repair.fixes.steps import reorder_step
 from gradsan.source.rewrite.asked import keep_graph_from
-from gradsan.source.rewrite.given import networks_of
+from gradsan.source.rewrite.given import networks_of, stepped_optimizer
 from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.tree import SourceFile
 
@@ -61,13 +61,18 @@ def steps_behind_all(diagnosis: Diagnosis) -> tuple[Fix, ...]:
             if text is None:
                 return ()
             changes[source.span(node).line] = text
+    until = first.block.index(turns[-1].step)
+    placed = [replace(first, statement=node, index=first.block.index(node)) for node in moved]
+    moved += blocks.schedules_between(source, placed, until)
+    moved.sort(key=lambda node: node.lineno)
     if not all(is_whole_lines(source, node) for node in moved):
         return ()
     for node in moved:
         changes |= blocks.removed(source, node)
     last = source.span(turns[-1].backwards[-1]).line
     changes[last] = "\n".join([changes[last], *(blocks.text_of(source, node) for node in moved)])
-    return (blocks.fix("reorder_step", blocks.lines_changed(source, changes), "steps_behind_all"),)
+    found = blocks.fix("reorder_step", blocks.lines_changed(source, changes), "steps_behind_all")
+    return blocks.with_one_update(replace(first, statement=turns[-1].step, index=until), moved, found)
 
 
 def _loses_gradients(source: SourceFile, block: list[ast.stmt], turns: list[_Turn]) -> bool:
@@ -150,12 +155,8 @@ def _steps_until(first: Label, used: Label) -> list[Label]:
     ]
     found = [written]
     for node in place.block[place.index + 1 : pair[1].index] if depth else ():
-        call = blocks.method_call(node, "step")
-        if (
-            call is None
-            or not isinstance(call.func, ast.Attribute)
-            or not is_cleared(source, source.text(call.func.value))
-        ):
+        optimizer = stepped_optimizer(source, node)
+        if optimizer is None or not is_cleared(source, optimizer):
             continue
         at = source.span(node)
         frame = replace(
@@ -174,13 +175,10 @@ def _turns(source: SourceFile, block: list[ast.stmt]) -> list[_Turn]:
     found: list[_Turn] = []
     waiting: list[ast.stmt] = []
     for node in block:
-        if blocks.method_call(node, "backward") is not None:
+        if blocks.backward_call(node) is not None:
             waiting.append(node)
-        call = blocks.method_call(node, "step")
-        if call is None or call.args or call.keywords or not isinstance(call.func, ast.Attribute):
-            continue
-        optimizer = source.text(call.func.value)
-        if waiting and is_cleared(source, optimizer):
+        optimizer = stepped_optimizer(source, node) if blocks.is_plain_step(source, node) else None
+        if waiting and optimizer is not None and is_cleared(source, optimizer):
             found.append(_Turn(tuple(waiting), node, optimizer))
             waiting = []
     return found

@@ -21,7 +21,7 @@ from gradsan.source.flow.bindings import last_binding
 from gradsan.source.flow.targets import target_at
 from gradsan.source.identifiers import chain_key, leaf_name, local_nodes
 from gradsan.source.locate import expressions_at, statement_at
-from gradsan.source.methods import is_inplace_method
+from gradsan.source.methods import BACKWARDS, is_inplace_method
 from gradsan.source.rewrite.moving import is_whole_lines, names_bound, names_read
 from gradsan.source.rewrite.out_of_place import out_of_place
 from gradsan.source.rewrite.scatter import part_out_of_place
@@ -128,7 +128,7 @@ def _first_backward(step: blocks.Placed, used: Label, written: Label) -> ast.stm
 
 
 def _runs_backward(node: ast.stmt) -> bool:
-    return any(isinstance(one, ast.Attribute) and one.attr == "backward" for one in ast.walk(node))
+    return any(isinstance(one, ast.Attribute) and one.attr in BACKWARDS for one in ast.walk(node))
 
 
 def _by_hand(written: Label) -> list[Change]:

@@ -15,7 +15,8 @@ from gradsan.repair.fixes import _blocks as blocks
 from gradsan.repair.fixes._parameter_uses import HANDING_ON, clears, hands_on
 from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import statement_at
-from gradsan.source.rewrite.given import have_a_common_part, networks_of, parameters_of
+from gradsan.source.methods import BACKWARDS
+from gradsan.source.rewrite.given import have_a_common_part, networks_of, parameters_of, stepped_optimizer
 from gradsan.source.rewrite.moving import is_whole_lines, move_behind
 from gradsan.source.tree import SourceFile, indentation_of
 
@@ -37,6 +38,17 @@ def reorder_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     ):
         return ()
     place = pairs[0][1]
+    return blocks.with_one_update(place, list(steps), *_moved_behind(diagnosis, used, place, steps, followers))
+
+
+def _moved_behind(
+    diagnosis: Diagnosis,
+    used: Label,
+    place: blocks.Placed,
+    steps: dict[ast.stmt, blocks.Placed],
+    followers: list[ast.stmt],
+) -> tuple[Fix, ...]:
+    """The steps of one block behind the backward at ``place``."""
     source, backward = place.source, place.statement
     if not all(is_whole_lines(source, node) for node in (*steps, *followers, backward)):
         return ()
@@ -100,7 +112,7 @@ def step_behind_branch(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     if not all(is_whole_lines(source, node) for node in (*steps, branch)):
         return ()
     inner = next((one for one in blocks.placements(used) if one.block is getattr(branch, "body", None)), None)
-    others = [one for one in ast.walk(branch) if isinstance(one, ast.stmt) and blocks.method_call(one, "backward")]
+    others = [one for one in ast.walk(branch) if isinstance(one, ast.stmt) and blocks.backward_call(one)]
     if inner is None or others != [inner.statement] or not _may_move(place, steps):
         return ()
     optimizer = blocks.next_optimizer(inner) or blocks.next_optimizer(place, steps)
@@ -132,18 +144,16 @@ def _steps_again(place: blocks.Placed, steps: list[ast.stmt]) -> bool:
     """Whether one of the optimizers steps behind the backward, too, before another backward of the block."""
     owners, source = set(_owners(place.source, steps)), place.source
     for node in place.block[place.index + 1 :]:
-        calls = [
-            one.func for one in ast.walk(node) if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute)
-        ]
-        if any(one.attr == "step" and source.text(one.value) in owners for one in calls):
+        inner = list(ast.walk(node))
+        if any(isinstance(one, ast.stmt) and stepped_optimizer(source, one) in owners for one in inner):
             return True
-        if any(one.attr == "backward" for one in calls):
+        if any(isinstance(one, ast.Call) and leaf_name(one.func) in BACKWARDS for one in inner):
             return False
     return False
 
 
 def _owners(source: SourceFile, steps: list[ast.stmt]) -> list[str]:
-    return [owner for step in steps if (owner := blocks.owner_of(source, step, "step")) is not None]
+    return [owner for step in steps if (owner := stepped_optimizer(source, step)) is not None]
 
 
 def _share_parameters(source: SourceFile, steps: list[ast.stmt], optimizer: str) -> bool | None:
@@ -175,7 +185,7 @@ def _later_call_first(written: tuple[Label, ...], used: Label) -> tuple[Fix, ...
     if len(calls) != 2 or earlier.index > later.index or not all(isinstance(one, ast.Call) for one in calls):
         return ()
     # Plain backward and step statements are left to the other fixes, which know what to move.
-    if any(isinstance(one, ast.Call) and leaf_name(one.func) in ("backward", "step") for one in calls):
+    if any(isinstance(one, ast.Call) and leaf_name(one.func) in BACKWARDS | {"step"} for one in calls):
         return ()
     if (given := _computed_for(later.statement, between)) is None:
         return ()
@@ -202,7 +212,7 @@ def _computed_for(later: ast.stmt, between: Sequence[ast.stmt]) -> list[ast.stmt
         if not blocks.names_bound(node) & needed:
             continue
         attributes = {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)}
-        if not isinstance(node, ast.Assign) or attributes & {"backward", "step", "zero_grad"}:
+        if not isinstance(node, ast.Assign) or attributes & (BACKWARDS | {"step", "zero_grad"}):
             return None
         needed |= blocks.names_read([node])
         found.insert(0, node)
@@ -244,12 +254,11 @@ def _with_kept_gradients(
     Where that backward is under an ``if``, the step follows it there, and an added ``else`` steps without it.
     """
     source, steps = place.source, sorted(steps, key=lambda node: node.lineno)
-    calls = [blocks.method_call(step, "step") for step in steps]
     branch = place.statement if isinstance(place.statement, ast.If) else None
     inner = (
         place if branch is None else next((one for one in blocks.placements(used) if one.block is branch.body), None)
     )
-    if any(call is None or call.args or call.keywords for call in calls) or inner is None:
+    if not all(blocks.is_plain_step(source, step) for step in steps) or inner is None:
         return []
     if not is_whole_lines(source, inner.statement) or (branch is not None and branch.orelse):
         return []

@@ -7,6 +7,7 @@ their own backward, so that every step gets the gradients that it was to get.
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from itertools import takewhile
 
 from gradsan.model import Diagnosis, Fix
@@ -14,7 +15,8 @@ from gradsan.repair.fixes import _blocks as blocks
 from gradsan.repair.fixes._parameter_uses import hands_on
 from gradsan.repair.fixes.chains import is_cleared
 from gradsan.source.identifiers import leaf_name, standing_of
-from gradsan.source.rewrite.given import have_a_common_part, networks_of
+from gradsan.source.methods import BACKWARDS
+from gradsan.source.rewrite.given import have_a_common_part, networks_of, stepped_optimizer, steps_schedule_of
 from gradsan.source.rewrite.moving import is_whole_lines, names_bound
 from gradsan.source.tree import SourceFile, indentation_of
 
@@ -88,6 +90,8 @@ def steps_held(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     if again:
         steps |= {one: name for one in behind[: again[-1] + 1] if (name := stepped(one))}
         last += again[-1] + 1
+    if any(steps_schedule_of(source, one, own) for one in found for own in steps.values() if one not in followers):
+        return ()
     if any(isinstance(one, ast.For | ast.While | ast.Try | ast.With | ast.FunctionDef) for one in inside):
         return ()
     is_again = len(set(steps.values())) < len(steps)
@@ -102,6 +106,9 @@ def steps_held(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     held, optimizer, p, grad, grads = (
         blocks.fresh_name(source, one) for one in ("held", "optimizer", "p", "grad", "grads")
     )
+    scaled = {blocks.owner_of(source, one, "step") for one, own in steps.items()} - set(steps.values())
+    if len(scaled) > 1 or (scaled and not all(blocks.owner_of(source, one, "step") in scaled for one in steps)):
+        return ()
     changes: dict[int, str] = {}
     for one, own in steps.items():
         each = f"({p}, None if {p}.grad is None else {p}.grad.clone()) for group in {own}.param_groups"
@@ -117,12 +124,14 @@ def steps_held(diagnosis: Diagnosis) -> tuple[Fix, ...]:
             f"{outer}for {optimizer}, {grads} in {held}:",
             f"{outer}{unit}for {p}, {grad} in {grads}:",
             f"{outer}{unit}{unit}{p}.grad = {grad}",
-            f"{outer}{unit}{optimizer}.step()",
+            f"{outer}{unit}{scaled.pop()}.step({optimizer})" if scaled else f"{outer}{unit}{optimizer}.step()",
             *(blocks.text_of(source, one) for one in followers),
         ]
     )
     lines = blocks.lines_changed(source, changes)
-    return (Fix.worded(HELD, {}, lines, keeps=True, kind="reorder_step"),)
+    held_until = replace(place, statement=block[last], index=last)
+    held_fix = Fix.worded(HELD, {}, lines, keeps=True, kind="reorder_step")
+    return blocks.with_one_update(held_until, [one for one in steps if one in block] or [block[first]], held_fix)
 
 
 def _calls_networks(source: SourceFile, statements: list[ast.stmt], optimizer: str) -> bool:
@@ -135,7 +144,7 @@ def _calls_networks(source: SourceFile, statements: list[ast.stmt], optimizer: s
 
 
 _OF_NUMBERS = frozenset({"item", "append", "detach", "mean", "sum", "abs", "pow", "square", "clamp", "size", "float"})
-_OF_TURNS = frozenset({"zero_grad", "backward", "step", "print", "len", "max", "min", "round", "isinstance"})
+_OF_TURNS = BACKWARDS | {"zero_grad", "step", "print", "len", "max", "min", "round", "isinstance"}
 
 
 def _may_run_network(source: SourceFile, node: ast.stmt) -> bool:
@@ -174,7 +183,7 @@ def _is_optimizer(source: SourceFile, name: str) -> bool:
 
 
 def _walks_back(node: ast.stmt) -> bool:
-    return any(isinstance(one, ast.stmt) and blocks.method_call(one, "backward") is not None for one in ast.walk(node))
+    return any(isinstance(one, ast.stmt) and blocks.backward_call(one) is not None for one in ast.walk(node))
 
 
 def _comments_above(source: SourceFile, node: ast.stmt) -> int:
@@ -186,9 +195,8 @@ def _comments_above(source: SourceFile, node: ast.stmt) -> int:
 
 
 def _of_step(source: SourceFile, node: ast.stmt) -> str | None:
-    """``opt`` of a statement ``opt.step()``."""
-    call = blocks.method_call(node, "step")
-    return None if call is None or call.args or call.keywords else blocks.owner_of(source, node, "step")
+    """``opt`` of a statement ``opt.step()``, or ``scaler.step(opt)``."""
+    return stepped_optimizer(source, node) if blocks.is_plain_step(source, node) else None
 
 
 def _turn_around(source: SourceFile, place: blocks.Placed, optimizer: str) -> list[ast.stmt]:
@@ -213,7 +221,7 @@ def _start_of(source: SourceFile, block: list[ast.stmt], step: int, optimizer: s
     for index in range(step - 1, -1, -1):
         if went_back and _clears(source, block[index], optimizer):
             return index
-        went_back = went_back or blocks.method_call(block[index], "backward") is not None
+        went_back = went_back or blocks.backward_call(block[index]) is not None
     return None
 
 
@@ -223,9 +231,8 @@ def _clears(source: SourceFile, node: ast.stmt, optimizer: str) -> bool:
 
 def _is_of_turn(node: ast.stmt) -> bool:
     """Whether a statement clears, walks back, clips or steps, and does nothing else."""
-    return _is_clip(node) or any(
-        blocks.method_call(node, name) is not None for name in ("zero_grad", "backward", "step")
-    )
+    names = (*BACKWARDS, "zero_grad", "step")
+    return _is_clip(node) or any(blocks.method_call(node, name) is not None for name in names)
 
 
 def _is_apart(source: SourceFile, node: ast.stmt, networks: set[str]) -> bool:
@@ -247,5 +254,5 @@ def _is_clip(node: ast.stmt) -> bool:
 
 
 def _keeps_graph(node: ast.stmt) -> bool:
-    call = blocks.method_call(node, "backward")
+    call = blocks.backward_call(node)
     return call is not None and any(one.arg == "retain_graph" for one in call.keywords)

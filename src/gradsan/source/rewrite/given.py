@@ -37,6 +37,33 @@ def parameters_of(source: SourceFile, optimizer: str, at: ast.AST, each: str = "
     return f'[{each} for group in {optimizer}.param_groups for {each} in group["params"]]'
 
 
+def stepped_optimizer(source: SourceFile, node: ast.stmt) -> str | None:
+    """``opt`` of a statement that is just ``opt.step()``, or ``scaler.step(opt)`` with what scales losses in the file.
+
+    For other calls of a ``step`` (with a closure, of a schedule) it is their receiver; None for other statements.
+    """
+    call = node.value if isinstance(node, ast.Expr) else None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != "step":
+        return None
+    is_scaled = len(call.args) == 1 and not call.keywords and source.text(call.func.value) in scalers_of(source)
+    return source.text(call.args[0] if is_scaled else call.func.value)
+
+
+def steps_schedule_of(source: SourceFile, node: ast.stmt, optimizer: str) -> bool:
+    """Whether a statement steps a schedule that the file makes for ``optimizer``: ``schedule.step()``."""
+    call = node.value if isinstance(node, ast.Expr) else None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != "step":
+        return False
+    made = (value for _, value in _made(source, source.text(call.func.value)) if isinstance(value, ast.Call))
+    return any(source.text(given) == optimizer for value in made for given in value.args[:1])
+
+
+def scalers_of(source: SourceFile) -> set[str]:
+    """What scales losses in a file: ``scaler`` of ``scaler.scale(loss)``."""
+    calls = (one.func for one in source.nodes if isinstance(one, ast.Call))
+    return {source.text(one.value) for one in calls if isinstance(one, ast.Attribute) and one.attr == "scale"}
+
+
 def may_step(made: Frame, at: Frame) -> bool:
     """Whether the file of ``at``, or of ``made``, where an optimizer is made, has a call that steps it by its name.
 

@@ -15,6 +15,7 @@ from gradsan.source.change import Change, Edit, edited
 from gradsan.source.flow.writing import written_root
 from gradsan.source.identifiers import assigned_names, leaf_name, standing_of
 from gradsan.source.locate import expression_at, statement_at
+from gradsan.source.methods import BACKWARDS
 from gradsan.source.tree import SourceFile, Span
 
 _LEAVING = (ast.Return, ast.Continue, ast.Break, ast.Raise, ast.Yield, ast.YieldFrom, ast.Await)
@@ -226,7 +227,7 @@ def _mentions_gradients(node: ast.AST) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _runs_backward(function: ast.AST) -> bool:
-    return any(_calls(node, "backward") for node in ast.walk(function))
+    return any(_calls(node, name) for node in ast.walk(function) for name in BACKWARDS)
 
 
 @functools.lru_cache(maxsize=16)
@@ -308,7 +309,7 @@ def _must_stay(node: ast.stmt) -> bool:
     return (
         any(isinstance(one, _LEAVING) for one in inner)
         or _mentions_gradients(node)
-        or any(_calls(one, "backward") or _calls(one, "step") for one in inner)
+        or any(_calls(one, name) for one in inner for name in (*BACKWARDS, "step"))
         or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom)
     )
 

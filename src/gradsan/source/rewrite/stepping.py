@@ -9,6 +9,7 @@ from dataclasses import replace
 from gradsan.model import Frame, Lines
 from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import statement_at
+from gradsan.source.methods import BACKWARDS
 from gradsan.source.rewrite.given import networks_of
 from gradsan.source.rewrite.moving import (
     functions_of,
@@ -80,7 +81,7 @@ def later_backward_to_its_step(backward: Frame) -> Lines:
     if statement is None or not isinstance(block, list):
         return ()
     for node in block[block.index(statement.node) + 1 :]:
-        if _method_of(node)[0] == "backward":
+        if _method_of(node)[0] in BACKWARDS:
             place = replace(backward, line=node.lineno, end_line=node.end_lineno, column=None, end_column=None)
             if lines := backward_to_its_step(place):
                 return lines
@@ -243,7 +244,7 @@ def _method_of(node: ast.stmt) -> tuple[str | None, str]:
 
 
 def _is_backward(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and leaf_name(node.func) == "backward"
+    return isinstance(node, ast.Call) and leaf_name(node.func) in BACKWARDS
 
 
 def called_step_behind(updated: Sequence[Sequence[Frame]], used: Sequence[Frame]) -> Lines:
