@@ -9,7 +9,8 @@ import torch.utils.dlpack
 
 import gradsan
 from gradsan._watching import watching_of
-from gradsan.detect.exports import Schedule, bytes_of, own_bytes
+from gradsan.detect.export_rounds import Schedule
+from gradsan.detect.exports import bytes_of, own_bytes
 from gradsan.record.recorder import recorder
 
 

@@ -6,7 +6,7 @@ values that new Nodes save in it are copied; where it is exported after a save, 
 Memory of which only temporary arrays were made is exported no longer when they are gone: nobody can write it.
 
 A fault of this kind is in every round of a training, and a data set may be exported as long as the program runs: what a
-line exports is compared in its first rounds, and again after 32, 64, 128 … of them (:class:`Schedule`).
+line exports is compared in its first rounds, and again after 32, 64, 128 … of them (``export_rounds.py``).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 import torch.utils.dlpack
 
 from gradsan import _torch
+from gradsan.detect.export_rounds import FIRST, Schedule
 from gradsan.model import Message
 from gradsan.record._writer_pure import is_called_from
 from gradsan.record.detector import Detector, Run, Sweep
@@ -32,7 +33,7 @@ from gradsan.record.steps import RawBackward
 
 BYTES_KEPT = 256 * 2**20
 BYTES_OF_A_NOTE = 16 * 2**20
-_FEW, _HOLDERS, _ARRAYS, _FIRST, _AGAIN, _LINES = 8, 3, 32, 16, 4, 1024
+_FEW, _HOLDERS, _ARRAYS, _LINES = 8, 3, 32, 1024
 _GIVES_ARRAY = ("numpy", "__array__")
 
 
@@ -59,33 +60,6 @@ class Export(NamedTuple):
         if self.arrays is None or self.weak.expired():
             return bool(self.weak.expired())
         return all(_is_alone(one) if self.is_given else one() is None for one in self.arrays)
-
-
-class Schedule:
-    """When to compare what a line exports: in its first rounds, and in each of them at the first backward calls.
-
-    A round of a line begins where it is called after a backward. Both counts go on at 32, 64, 128 … for some more.
-    """
-
-    __slots__ = ("_backwards", "_begun", "_rounds")
-
-    def __init__(self) -> None:
-        self._rounds, self._backwards, self._begun = 0, -1, 0
-
-    def call(self, backwards: int) -> None:
-        """Count a call of the line when there have been so many backward calls."""
-        if backwards != self._backwards:
-            self._rounds += 1
-            self._backwards = self._begun = backwards
-
-    def is_due(self, backwards: int) -> bool:
-        """Whether to compare until the backward call after so many."""
-        return _is_early(self._rounds - 1) and (backwards - self._begun < _FIRST or _is_early(backwards))
-
-
-def _is_early(number: int) -> bool:
-    """Whether ``number``, counted from 0, is one of the first, or among the first from a power of two on."""
-    return number < _FIRST or number - (1 << (number.bit_length() - 1)) < _AGAIN
 
 
 class Exports(Detector):
@@ -137,6 +111,9 @@ class Exports(Detector):
         if known is not None and not known.weak.expired():
             if op not in _GIVES_ARRAY or array is not None:
                 self._exports[key] = known._replace(arrays=None)
+            elif known.stack is not stack and known.is_over and _is_unwritten(known, storage):
+                # The arrays before are gone, and have written nothing: what is written from now on is this line's.
+                self._exports[key] = known._replace(op=op, clock=self._core.tick(), stack=stack)
             return
         self._schedule(stack).call(self._core.backwards)
         if not self._is_due(stack):
@@ -178,7 +155,7 @@ class Exports(Detector):
 
     def _is_due(self, stack: RawStack) -> bool:
         backwards = self._core.backwards
-        is_new = self.compares_always or backwards - self._line_begun < _FIRST
+        is_new = self.compares_always or backwards - self._line_begun < FIRST
         return is_new or self._schedule(stack).is_due(backwards)
 
     def _got(self, tensor: torch.Tensor, array: Any) -> None:
@@ -194,13 +171,10 @@ class Exports(Detector):
     def after_nodes(self, holder: Any, first: int, end: int) -> None:
         """Copy the values that the Nodes numbered ``first <= n < end`` saved in exported memory."""
         self.forget_few()
-        if not self._exports:
-            return
-        thread = threading.get_ident()
-        holders = holder if isinstance(holder, (tuple, list)) else (holder,)
+        thread, holders = threading.get_ident(), holder if isinstance(holder, (tuple, list)) else (holder,)
         # Attributes of a tensor whose class dispatches, such as a compiler's, call an operator.
         tensors = [one for one in holders if torch.is_tensor(one) and not _torch.dispatches(type(one))]
-        waiting = [one.grad_fn for one in tensors if one.grad_fn is not None]
+        waiting = [one.grad_fn for one in tensors if one.grad_fn is not None] if self._exports else []
         seen = set()
         while waiting:
             node = waiting.pop()
@@ -243,8 +217,7 @@ class Exports(Detector):
         if copied is not None and copied[0] == storage:
             return copied[1]
         if export.snapshot is not None and made is not None and made.clock < export.clock:
-            whole = torch.empty(0, dtype=tensor.dtype).set_(export.snapshot)
-            return bytes_of(whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()))
+            return _bytes_then(export.snapshot, tensor)
         return None
 
     def of(self, storage: int) -> Export | None:
@@ -274,8 +247,7 @@ class Exports(Detector):
             return None
         before = copy
         if before is None and export.snapshot is not None and export.clock > clock:
-            whole = torch.empty(0, dtype=tensor.dtype).set_(export.snapshot)
-            before = bytes_of(whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()))
+            before = _bytes_then(export.snapshot, tensor)
         if before is None or (storage and before.numel() != tensor.numel() * tensor.element_size()):
             return None
         return None if torch.equal(before, own_bytes(tensor)) else export
@@ -406,6 +378,18 @@ def _is_alone(array: weakref.ref[Any] | None) -> bool:
 
 def _shares(source: Any) -> bool:
     return hasattr(source, "__array_interface__") or isinstance(source, (bytearray, memoryview))
+
+
+def _bytes_then(snapshot: Any, tensor: torch.Tensor) -> Any:
+    whole = torch.empty(0, dtype=tensor.dtype).set_(snapshot)
+    return bytes_of(whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()))
+
+
+def _is_unwritten(export: Export, storage: Any) -> bool:
+    if export.snapshot is None:
+        return False
+    before, now = (torch.empty(0, dtype=torch.uint8).set_(one) for one in (export.snapshot, storage))
+    return torch.equal(before, now)
 
 
 def bytes_of(tensor: torch.Tensor) -> Any:

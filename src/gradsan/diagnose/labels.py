@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 
 from gradsan import source
+from gradsan.diagnose.array_writes import writers
 from gradsan.diagnose.facts import Facts, goes_on_at
 from gradsan.diagnose.names import inputs_in_words
 from gradsan.model import Frame, Label, Message, Role, Site, Write
@@ -68,6 +69,13 @@ def written(facts: Facts, writes: Iterable[Write]) -> tuple[Label, ...]:
     labels: list[Label] = []
     for frame, group in by_line.values():
         first = group[0]
+        save = facts.conflict.save
+        since = None if first.clock > save.clock else save.site
+        is_outside = first.kind == "outside"
+        found = is_outside and by_array(first.op, first.site, {"name": facts.name}, since, facts.conflict.use.site)
+        if found:
+            labels += found
+            continue
         ops = Counter(write.op for write in group)
         if first.kind == "step":
             message = Message("label.written.step", {"optimizer": first.optimizer, "name": facts.name})
@@ -84,13 +92,25 @@ def written(facts: Facts, writes: Iterable[Write]) -> tuple[Label, ...]:
     return tuple(labels)
 
 
+def by_array(
+    op: str | None, site: Site, values: Mapping[str, object], save: Site | None, use: Site
+) -> tuple[Label, ...]:
+    """The labels of memory that was handed out, and of the statements that certainly wrote it; none without these."""
+    found = writers(op, site, save, use)
+    labels = [*at("note", site, Message("label.handed_out", {**values, "op": op}))] if found else []
+    for array, place in found:
+        labels += at("written", place, Message("label.written.by_array", {**values, "array": array}), op=op)
+    return tuple(labels)
+
+
 def changed_value(
     facts: Facts, values: Mapping[str, object], *, written: str, saved: str, used: str
 ) -> tuple[Label, ...]:
     """Each write of a value, the read of the changed value, and its backward; the last three are message keys."""
     conflict = facts.conflict
     writes = (
-        at("written", write.site, Message(written, {**values, "writer": as_written(write.op)}), op=write.op)
+        (write.kind == "outside" and by_array(write.op, write.site, values, None, conflict.save.site))
+        or at("written", write.site, Message(written, {**values, "writer": as_written(write.op)}), op=write.op)
         for write in facts.writes
     )
     return (

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
+from gradsan.diagnose.array_writes import INPLACE, OF_ARRAYS, later_nodes, root_of, verdict
 from gradsan.diagnose.facts import Facts
 from gradsan.diagnose.names import TAKE_IN
 from gradsan.model import Frame, Label, Message, Site
@@ -15,11 +16,6 @@ from gradsan.source.methods import is_inplace_name
 from gradsan.source.tree import read_source
 
 _MOST = 5
-_INPLACE = "label.suspect.inplace"
-_OF_ARRAYS = frozenset(
-    {"copyto", "fill", "fill_diagonal", "itemset", "partition", "place", "put", "putmask", "shuffle", "sort"}
-)
-"""In-place methods of arrays, and functions of NumPy that write into their first argument."""
 _SCRIPTING = ("torch.jit.script", "jit.script", "script", "torch.jit.script_method")
 
 
@@ -43,7 +39,7 @@ def rank(facts: Facts) -> list[Suspect]:
     frames = [frame for frame in facts.conflict.save.site.frames if frame.is_user]
     use = facts.conflict.use.site.shown_frame
     found = _in_functions(names, frames, use) if isinstance(facts.name, str) else []
-    if any(suspect.reason == _INPLACE for suspect in found):
+    if any(suspect.reason == INPLACE for suspect in found):
         return found[:_MOST]
     return [*_in_scripts(facts), *found][:_MOST]
 
@@ -60,8 +56,8 @@ def of_arrays(facts: Facts) -> tuple[Label, ...]:
         names = set(source.assigned_names(statement)) if taken_in is None else {taken_in}
         # What a loop writes in its next round stands above.
         first = min((loop.lineno for loop in statement.loops), default=frame.line)
-        found = _in_functions(names, [replace(frame, line=first)], facts.conflict.use.site.shown_frame, _OF_ARRAYS)
-        found = [one for one in found if one.reason == _INPLACE] or _in_other_methods(names, frame)
+        found = _in_functions(names, [replace(frame, line=first)], facts.conflict.use.site.shown_frame, OF_ARRAYS)
+        found = [one for one in found if one.reason == INPLACE] or _in_other_methods(names, frame)
         for one in found:
             message = Message(one.reason, {"name": min(names)})
             for label in label_texts.at("suspect", one.site, message):
@@ -78,11 +74,11 @@ def _in_functions(
     """
     found: dict[tuple[str, int], Suspect] = {}
     for depth, frame in enumerate(reversed(frames)):
-        for node in _later_nodes(frame, use):
-            verdict = _verdict(node, names, methods)
-            if verdict is None:
+        for node in later_nodes(frame, use):
+            judged = verdict(node, names, methods)
+            if judged is None:
                 continue
-            reason, strength = verdict
+            reason, strength = judged
             line = node.lineno  # type: ignore[attr-defined]
             here = replace(frame, line=line, column=None, end_line=None, end_column=None)
             suspect = Suspect(Site((here,)), reason, strength, depth * 10_000 + line - frame.line)
@@ -103,7 +99,7 @@ def _in_other_methods(names: set[str], frame: Frame) -> list[Suspect]:
     owner = statement.source.owner_class(statement.node)
     methods = [one for one in (() if owner is None else owner.body) if isinstance(one, ast.FunctionDef)]
     places = [replace(frame, line=one.lineno, function=one.name) for one in methods if one.name != "__init__"]
-    return [one for one in _in_functions(kept, places, None, _OF_ARRAYS) if one.reason == _INPLACE]
+    return [one for one in _in_functions(kept, places, None, OF_ARRAYS) if one.reason == INPLACE]
 
 
 def _in_scripts(facts: Facts) -> Iterator[Suspect]:
@@ -122,7 +118,7 @@ def _in_scripts(facts: Facts) -> Iterator[Suspect]:
 def _scripted(nodes: Sequence[ast.AST]) -> Iterator[ast.FunctionDef]:
     """The functions, and methods of classes, that a file passes to ``torch.jit.script``."""
     given = {
-        _root(argument.func if isinstance(argument, ast.Call) else argument)
+        root_of(argument.func if isinstance(argument, ast.Call) else argument)
         for node in nodes
         if isinstance(node, ast.Call) and ast.unparse(node.func) in _SCRIPTING
         for argument in node.args[:1]
@@ -137,70 +133,15 @@ def _scripted(nodes: Sequence[ast.AST]) -> Iterator[ast.FunctionDef]:
 def _number_bound(node: ast.AST) -> str | None:
     """``n`` of ``n = 0``."""
     if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-        return _root(node.targets[0])
+        return root_of(node.targets[0])
     return None
 
 
 def _writes_in_place(node: ast.AST, numbers: set[str]) -> bool:
     """Whether a node appears to be an in-place operation; ``numbers`` are names of plain numbers."""
     if isinstance(node, ast.AugAssign):
-        return isinstance(node.target, ast.Subscript) or _root(node.target) not in numbers
+        return isinstance(node.target, ast.Subscript) or root_of(node.target) not in numbers
     if isinstance(node, ast.Assign):
         return isinstance(node.targets[0], ast.Subscript)
     function = node.func if isinstance(node, ast.Call) else None
     return isinstance(function, ast.Attribute) and is_inplace_name(function.attr)
-
-
-def _later_nodes(frame: Frame, use: Frame | None) -> Iterator[ast.AST]:
-    """The operations of the frame's function (or module) after its line, up to the use if that is in the same one."""
-    parsed = read_source(frame.file)
-    if parsed is None:
-        return
-    scope: ast.AST = parsed.module
-    for node in parsed.nodes:
-        if (
-            isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-            and node.lineno <= frame.line <= (node.end_lineno or node.lineno)
-            and node.name == frame.function.rpartition(".")[2]
-        ):
-            scope = node
-    last = use.line if use is not None and use.file == frame.file and use.function == frame.function else None
-    for node in parsed.nodes if scope is parsed.module else ast.walk(scope):
-        line = getattr(node, "lineno", None)
-        if line is not None and line > frame.line and (last is None or line < last):
-            yield node
-
-
-def _verdict(node: ast.AST, names: set[str], methods: frozenset[str]) -> tuple[str, int] | None:
-    if isinstance(node, ast.AugAssign) and _root(node.target) in names:
-        return _INPLACE, 3
-    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and _root(node) in names:
-        return _INPLACE, 3
-    if isinstance(node, ast.Call):
-        for keyword in node.keywords:
-            if keyword.arg == "out" and _root(keyword.value) in names:
-                return _INPLACE, 3
-        function = node.func
-        is_method = isinstance(function, ast.Attribute) and _root(function.value) in names
-        if isinstance(function, ast.Attribute) and is_inplace_name(function.attr) and is_method:
-            return _INPLACE, 3
-        is_given = any(_root(argument) in names for argument in node.args)
-        if isinstance(function, ast.Attribute) and function.attr in methods and (is_given or is_method):
-            return _INPLACE, 3
-        if is_given:
-            return "label.suspect.call", 2
-    return None
-
-
-def _root(node: ast.AST) -> str | None:
-    """``x`` of ``x``, ``x[0]``, ``x.data``, ``x.view(-1)``; ``self.h`` of ``self.h[1:]``; else None."""
-    while True:
-        if isinstance(node, ast.Subscript):
-            node = node.value
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            node = node.func.value
-        elif isinstance(node, ast.Attribute) and node.attr in ("data", "T", "mT", "real", "imag", "grad"):
-            node = node.value
-        else:
-            break
-    return ast.unparse(node) if isinstance(node, (ast.Name, ast.Attribute)) else None

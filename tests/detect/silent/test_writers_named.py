@@ -23,8 +23,8 @@ class Prototypes:
     def scores(self, z):
         return z @ torch.from_numpy(self.table)
     def move(self, towards):
-        np.copyto(self.table, 0.9 * self.table + 0.1 * towards)  # suspect
-        self.table[0] = 0.0  # suspect
+        np.copyto(self.table, 0.9 * self.table + 0.1 * towards)  # written
+        self.table[0] = 0.0  # written
 net = torch.nn.Linear(3, 4)
 opt = torch.optim.SGD(net.parameters(), 0.1)
 prototypes = Prototypes()
@@ -61,6 +61,70 @@ for _ in range(3):
     opt.zero_grad()
     miss.backward()
     opt.step()
+""",
+    "array_written_by_two_methods": """
+import numpy as np
+import torch
+class Prototypes:
+    def __init__(self):
+        self.table = np.eye(4, dtype=np.float32)
+    def scores(self, z):
+        return z @ torch.from_numpy(self.table)  # written
+    def reset(self):
+        self.table[0] = 0.0  # suspect
+    def move(self, towards):
+        np.copyto(self.table, 0.9 * self.table + 0.1 * towards)  # suspect
+net = torch.nn.Linear(3, 4)
+opt = torch.optim.SGD(net.parameters(), 0.1)
+prototypes = Prototypes()
+for _ in range(3):
+    loss = prototypes.scores(net(torch.randn(5, 3))).logsumexp(1).mean()
+    prototypes.move(np.ones((4, 4), np.float32))
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    "array_given_to_a_function_that_writes_it": """
+import numpy as np
+import torch
+def spread(values, floor):
+    low = values.min()
+    values -= low  # written
+    np.maximum(values, floor, out=values)  # written
+    return values.mean()
+def show(values):
+    copy = values.copy()
+    copy /= 2
+    return copy
+layer = torch.nn.Linear(4, 3)
+for _ in range(2):
+    hidden = torch.sigmoid(layer(torch.randn(6, 4)))
+    loss = hidden.mean()
+    show(hidden.detach().numpy())
+    spread(hidden.detach().numpy(), 0.1)
+    loss.backward()
+""",
+    "array_of_a_staging_buffer_filled_again": """
+import numpy as np
+import torch
+layer, host = torch.nn.Linear(4, 3), np.zeros((5, 4), np.float32)
+host[:] = np.random.randn(5, 4)
+rows = torch.from_numpy(host)
+host += 1
+loss = layer(rows).square().mean()
+host[:] = np.random.randn(5, 4)  # written
+loss.backward()
+""",
+    "array_written_in_a_branch": """
+import numpy as np
+import torch
+layer = torch.nn.Linear(4, 3)
+rows = torch.randn(5, 4)
+loss = layer(rows).square().mean()
+shown = rows.numpy()  # written
+if shown.max() > 0:
+    shown /= shown.max()  # suspect
+loss.backward()
 """,
 }
 

@@ -86,7 +86,9 @@ def memory_alias(facts: Facts) -> Diagnosis | None:
     if found is None:
         return None
     *before, used = found.labels
-    return replace(found, labels=(*before, *suspects.of_arrays(facts), used))
+    known = {(one.frame.file, one.frame.line) for one in before if one.role == "written"}
+    others = [one for one in suspects.of_arrays(facts) if (one.frame.file, one.frame.line) not in known]
+    return replace(found, labels=(*before, *others, used))
 
 
 _BUFFER_SYNC = "DistributedDataParallel.forward"

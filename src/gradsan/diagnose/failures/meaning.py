@@ -72,6 +72,7 @@ def value_changed(failure: Failure) -> Diagnosis | None:
     if not name:
         return None
     values = {"name": name, "writer": parts.writer(written, name)}
+    by_array = () if read.site is None else label_texts.by_array(written.op, written.site, values, None, read.site)
     return parts.diagnosis(
         failure,
         "GS215",
@@ -81,7 +82,7 @@ def value_changed(failure: Failure) -> Diagnosis | None:
         words="value_changed",
         labels=(
             *parts.label_of(computed, "note", "label.loss_computed", values),
-            *parts.label_of(written, "written", "label.loss_changed", values),
+            *(by_array or parts.label_of(written, "written", "label.loss_changed", values)),
             *parts.label_of(read, "saved", "label.value_read_changed", values),
             *parts.used(failure, "label.value_as_it_was", values),
         ),
