@@ -218,7 +218,7 @@ class ChangedAgain(Finder):
                 self._tell(used, stacks, parts, sites, name, ops, {"is_factor": "", "is_shifted": "random"})
             return
         numbers = [None if one is None else source.number_given(one) for one in places]
-        is_own = [one is not None and source.is_of_itself(one, name) for one in places]
+        is_own = [source.is_of_itself(one, name) and not source.is_shifted_by_neighbours(one) for one in places if one]
         if any(own and op in SCALES for own, op in zip(is_own, ops, strict=True)):
             return
         if SCALES.isdisjoint(ops):

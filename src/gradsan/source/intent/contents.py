@@ -88,6 +88,20 @@ def elements_updated_by(frame: Frame) -> str | None:
     return _OPERATORS.get(type(node.op)) if is_update and isinstance(node, ast.AugAssign) else None
 
 
+def is_shifted_by_neighbours(frame: Frame) -> bool:
+    """Whether the update at ``frame`` is by other parts of its target, and no statistic: ``x[1:] -= x[:-1] / 2``."""
+    statement = statement_at(frame)
+    node = None if statement is None else statement.node
+    if not isinstance(node, ast.AugAssign) or not isinstance(node.target, ast.Subscript):
+        return False
+    whole, target = ast.dump(node.target.value).replace("Store()", "Load()"), ast.unparse(node.target)
+    inside = list(ast.walk(node.value))
+    parts = [one for one in inside if isinstance(one, ast.Subscript) and ast.dump(one.value) == whole]
+    reduces = any(isinstance(one, ast.Call) and leaf_name(one.func) in _REDUCES for one in inside)
+    named = sum(isinstance(one, ast.expr) and ast.dump(one) == whole for one in inside)
+    return not reduces and named == len(parts) > 0 and all(ast.unparse(one) != target for one in parts)
+
+
 def operand_given(frame: Frame | None) -> str | None:
     """The source of the only operand of a write at ``frame``: ``gain`` of ``x /= gain`` and ``x.div_(gain)``."""
     statement = None if frame is None else statement_at(frame)
