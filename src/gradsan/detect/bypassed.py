@@ -1,4 +1,4 @@
-"""Parameters that a forward reads only without their graph: as ``self.pos.data`` or ``self.scale.item()``.
+"""Parameters that a forward reads only without their graph: ``self.pos.data``, ``self.scale.item()``, ``float(…)``.
 
 Read from the bytecode of the module's class when a parameter is found without a gradient; nothing is run. A parameter
 that the class also reads with its graph (except in initialisers), or that a forward writes, is managed by the
@@ -25,6 +25,8 @@ from gradsan.record.log import Log, RawStack, logged_writes
 from gradsan.record.stacks import symbolise
 
 _PAST_GRAPH = frozenset({"data", "detach", "item", "tolist"})
+_NUMBERS = frozenset({"float", "math"})
+"""``float(…)``, and the functions of ``math``, take the number of a tensor."""
 _NO_READ = ASKS_FOR_SHAPE | {"grad", "requires_grad_"}
 _NO_FORWARD = INITIALISERS | {"__init__", "extra_repr"}
 _IGNORED = frozenset({"CACHE", "EXTENDED_ARG", "PUSH_NULL", "NOP", "RESUME", "PRECALL", "NOT_TAKEN"})
@@ -103,8 +105,15 @@ def unreached_beside(reached: set[int]) -> list[Any]:
 @cached_by_class
 def _may_bypass(kind: type) -> bool:
     """Whether the forward of a class reads anything without its graph."""
-    codes = (code for one in reads_of_method(kind, "forward").functions for code in _with_inner(one.__code__))
-    return any(not _PAST_GRAPH.isdisjoint(code.co_names) for code in codes)
+    codes = (code for one in _forwards(kind) for code in _with_inner(one))
+    return any(not (_PAST_GRAPH | _NUMBERS).isdisjoint(code.co_names) for code in codes)
+
+
+def _forwards(kind: type) -> frozenset[CodeType]:
+    """The code that a class's ``forward`` runs; all its methods, where it has none: ``loss = model.loss(x)``."""
+    if getattr(kind, "forward", None) is nn.Module.forward:
+        return frozenset(one.__code__ for one in _functions_of_class(kind) if one.__name__ not in _NO_FORWARD)
+    return frozenset(one.__code__ for one in reads_of_method(kind, "forward").functions)
 
 
 def _own_parameters(module: nn.Module) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -119,7 +128,7 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 @cached_by_class
 def _bypass(kind: type, chain: tuple[str, ...]) -> Bypass | None:
-    reached = {function.__code__ for function in reads_of_method(kind, "forward").functions}
+    reached = _forwards(kind)
     found: Bypass | None = None
     for function in _functions_of_class(kind):
         if function.__name__ in _NO_FORWARD:
@@ -128,15 +137,24 @@ def _bypass(kind: type, chain: tuple[str, ...]) -> Bypass | None:
             for read in _reads(code, chain):
                 if _is_plain(read) or _is_write(read):
                     return None
-                if found is None and function.__code__ in reached and read.after[0] in _PAST_GRAPH:
-                    call = "" if read.after[0] == "data" else "()"
-                    found = Bypass(f"self.{'.'.join(chain)}.{read.after[0]}{call}", RawStack((code,), (read.offset,)))
+                if found is None and function.__code__ in reached and _is_past_graph(read.after[0]):
+                    found = Bypass(_expression(f"self.{'.'.join(chain)}", read), RawStack((code,), (read.offset,)))
     return found
+
+
+def _expression(name: str, read: _Read) -> str:
+    if read.after[0].endswith("("):
+        return f"{read.after[0]}{name})"
+    return f"{name}.{read.after[0]}" + ("" if read.after[0] == "data" else "()")
+
+
+def _is_past_graph(name: str) -> bool:
+    return name in _PAST_GRAPH or name.endswith("(")
 
 
 def _is_plain(read: _Read) -> bool:
     """Whether the parameter is read with its graph."""
-    return not read.is_stored and (not read.after or read.after[0] not in _PAST_GRAPH | _NO_READ)
+    return not read.is_stored and (not read.after or not (_is_past_graph(read.after[0]) or read.after[0] in _NO_READ))
 
 
 def _is_write(read: _Read) -> bool:
@@ -156,7 +174,19 @@ def _reads(code: CodeType, chain: tuple[str, ...]) -> Iterator[_Read]:
             continue
         after = names[len(chain) - 1 :]
         at = instructions[min(position + len(chain), len(instructions) - 1)]
-        yield _Read(after, at.offset, stored)
+        yield _Read(after or _taken_as_number(instructions, position, at), at.offset, stored)
+
+
+def _taken_as_number(instructions: list[Any], position: int, after: Any) -> tuple[str, ...]:
+    """``("math.exp(",)`` where ``self.a``, read at ``position``, is the only argument of such a call; else empty."""
+    before = instructions[max(0, position - 3) : max(0, position - 1)]
+    if not after.opname.startswith("CALL") or after.arg != 1 or not before:
+        return ()
+    inner = before[-1]
+    if (inner.opname, inner.argval) == ("LOAD_GLOBAL", "float"):
+        return ("float(",)
+    is_of_math = (before[0].opname, before[0].argval) == ("LOAD_GLOBAL", "math")
+    return (f"math.{inner.argval}(",) if is_of_math and inner.opname in ("LOAD_ATTR", "LOAD_METHOD") else ()
 
 
 def _following(instructions: list[Any], position: int) -> tuple[tuple[str, ...], bool]:
