@@ -13,7 +13,8 @@ And one tensor that is ``.grad`` of two parameters of one optimizer: at the 1st,
 which adds to the one and so to the other, and at the first step, where a loop over parameters has written ``p.grad``
 once for each. Parameters over one memory, or of equal values, may share their gradient.
 
-What a function keeps as the best values so far (``best_values.py``) is looked at in 64 backwards, and at powers of two.
+What a function keeps as the best values so far (``best_values.py``) is looked at in 64 backwards, and at powers of two;
+what a list keeps of weights (``kept_weights.py``) in the first 16, and at powers of two.
 
 And an array over a parameter's memory into which an average of the same parameter is mixed: looked at where the
 program asks for that memory again, once a line.
@@ -54,11 +55,12 @@ from gradsan.record.steps import RawBackward, read_backward
 
 if TYPE_CHECKING:
     from gradsan.detect.one_tensor.best_values import BestValues
+    from gradsan.detect.one_tensor.kept_weights import KeptWeights
 
 ROW, LISTED, SHARED = "kept_gradient_changed", "gradients_are_one", "gradient_of_two"
-BEST = "best_values_of_now"
+BEST, WEIGHTS = "best_values_of_now", "weights_are_one"
 _SHARES = frozenset({"detach", "data", "numpy"})
-_LOOKS = 64
+_LOOKS, _WEIGHT_LOOKS = 64, 16
 _ROUNDS, _ROUNDS_OF_LISTS, _TIMES = (1, 2, 4), (2, 4, 8), 3
 _FRAMES, _ITEMS, _LINES = 3, 64, 64
 _CHANGES = frozenset(
@@ -97,13 +99,14 @@ class KeptReferences(Finder):
         self._exports.on_taken.append(self._taken)
         self._arrays = self._notes(set[RawStack]())
         self._best: BestValues | None = None
+        self._weights: KeptWeights | None = None
         self._looks = 0
         self._kept = self._notes(list[_Kept]())
         self._seen, self._counted = self._notes(set[Hashable]()), self._notes(dict[tuple[str, Any], int]())
 
     def forget(self) -> None:
         super().forget()
-        self._best, self._looks = None, 0
+        self._best, self._weights, self._looks = None, None, 0
 
     @_torch.hushed()
     def before_round(self, entry: RawBackward, rounds: int) -> None:
@@ -125,6 +128,7 @@ class KeptReferences(Finder):
         if rounds in _ROUNDS_OF_LISTS:
             self._look_at_lists(entry, rounds)
         self._look_at_best(entry)
+        self._look_at_weights(entry)
         if rounds not in _ROUNDS:
             return
         callers = list(_program_frames(sys._getframe(1)))
@@ -222,21 +226,31 @@ class KeptReferences(Finder):
         running = list(_program_frames(sys._getframe(1)))
         if self._best is None and any(map(_may_share, running)):
             from gradsan.detect.one_tensor.best_values import BestValues
+            from gradsan.detect.one_tensor.kept_weights import KeptWeights
 
-            self._best = BestValues()
+            self._best, self._weights = BestValues(), KeptWeights()
         if self._best is not None:
             trained = _torch.parameters_of(*(one for one, _ in self._making.optimizers()))
             for clues in self._best.changed(running, symbolise(entry.stack), trained):
                 self._report_at(BEST, entry.stack, *clues)
             # A short training is looked at more often.
             self._looks += 1
-            self._listeners.call_before_backward(self.before_backward, self._best.has_any and self._looks < _LOOKS)
+            most = _LOOKS if self._best.has_any else _WEIGHT_LOOKS
+            self._listeners.call_before_backward(self.before_backward, self._looks < most)
+
+    def _look_at_weights(self, entry: RawBackward) -> None:
+        if self._weights is not None:
+            leaves = walk.leaves_of(walk.engine_order(read_backward(entry).roots))
+            for clue in self._weights.grown(leaves, sys._getframe(1), symbolise(entry.stack)):
+                self._report_at(WEIGHTS, entry.stack, clue)
 
     @_torch.hushed()
     def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Look at the best values between the rounds, too; as ``listeners.BeforeBackward``."""
+        """Look at kept values between the rounds, too; as ``listeners.BeforeBackward``."""
         if entry.accumulates:
             self._look_at_best(entry)
+            if self._looks <= _WEIGHT_LOOKS:
+                self._look_at_weights(entry)
 
     def _keep(self, entry: RawBackward, site: Site, place: Frame | None, name: str, gradient: torch.Tensor) -> None:
         second = None if place is None else source.kept_gradient(place, name)

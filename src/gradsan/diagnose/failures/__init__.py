@@ -88,7 +88,7 @@ _CAUSES: Mapping[str, Callable[[Failure], Diagnosis | None]] = {
             ),
         ),
         (one_tensor.overwritten_name, ("name_overwritten",)),
-        (one_tensor.gradients, ("gradients_are_one",)),
+        (one_tensor.gradients, ("gradients_are_one", "weights_are_one")),
         (one_tensor.changed_default, ("default_changed",)),
         (one_tensor.shared_gradient, ("gradient_of_two",)),
         (one_tensor.arrays, ("arrays_are_one",)),

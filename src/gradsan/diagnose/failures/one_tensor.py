@@ -156,16 +156,20 @@ def memory_of_array(failure: Failure) -> Diagnosis | None:
 
 
 def gradients(failure: Failure) -> Diagnosis | None:
-    """GS216, a warning, for a list that holds one gradient in place of those of several rounds."""
+    """GS216, a warning, for a list that holds one gradient, or weight, in place of those of several rounds."""
     bound = failure.clue("bound")
     if bound is None or not bound.name:
         return None
     values = {"name": bound.name, "gradient": bound.op or "?", "times": bound.values["times"]}
+    is_weight = failure.row == "weights_are_one"
     return _warning(
         failure,
         values,
-        labels=parts.used(failure, "label.gradients_are_one", values),
-        tensor=parts.tensor_of(bound, bound.op),
+        labels=(
+            *parts.label_of(bound, "note", "label.weights_are_one_bound", values),
+            *parts.used(failure, f"label.{failure.row}", values),
+        ),
+        tensor=parts.tensor_of(bound, bound.name if is_weight else bound.op),
         help_key="help.second_name_copied",
     )
 

@@ -18,7 +18,8 @@ from gradsan.source.flow.reuse import (
 from gradsan.source.flow.rounds import walked_over
 from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, leaf_name, local_nodes, parameters
 from gradsan.source.locate import Expression, Statement, expression_at, statement_at
-from gradsan.source.tree import ScopeNode
+from gradsan.source.methods import LIST_ADDS
+from gradsan.source.tree import ScopeNode, read_source
 
 
 def computed_defaults(frame: Frame) -> dict[str, int]:
@@ -123,6 +124,23 @@ def collected_result(frame: Frame, keeper: str) -> SecondName | None:
                 value = None if part is getattr(statement.node, "value", None) else source.span(part)
                 return SecondName(keeper, "list", part.lineno, read.lineno, value)
     return None
+
+
+def line_adding(frame: Frame, keeper: str) -> int | None:
+    """The line of the only statement in the file of ``frame`` that puts something into the list or dict ``keeper``."""
+    parsed, name = read_source(frame.file), keeper.rpartition(".")[2]
+    lines = set[int]()
+    for node in () if parsed is None else parsed.nodes:
+        held: ast.expr | None = None
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LIST_ADDS:
+            held = node.func.value
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+            held = node.targets[0].value
+        elif isinstance(node, ast.AugAssign):
+            held = node.target
+        if held is not None and leaf_name(held) == name:
+            lines.add(node.lineno)  # type: ignore[attr-defined]
+    return lines.pop() if len(lines) == 1 else None
 
 
 def earlier_result(call: Frame) -> SecondName | None:
