@@ -80,7 +80,7 @@ _NAMES = {
     "flow.reuse": "SecondName argument_read_later copy_second_name copy_where_bound is_made_in_round second_name",
     "flow.results": (
         "cached_function collected_result computed_defaults earlier_result is_in_loop is_running_state line_adding "
-        "lines_reading one_many_times parameter_names read_behind times_in_list"
+        "lines_reading names_unpacked one_many_times parameter_names read_behind times_in_list"
     ),
     "flow.rounds": (
         "backward_of_sum bound_each_round clears_between detach_after detach_after_round "

@@ -126,6 +126,21 @@ if shown.max() > 0:
     shown /= shown.max()  # suspect
 loss.backward()
 """,
+    "two_parameters_tied_by_their_data": """
+import torch
+class Words(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(6, 4)
+        self.scores = torch.nn.Linear(4, 6, bias=False)
+        self.scores.weight.data = self.table.weight.data  # created
+words = Words()
+opt = torch.optim.Adam(words.parameters(), 0.1)
+for _ in range(2):
+    opt.zero_grad()
+    words.scores(words.table(torch.arange(6))).logsumexp(1).mean().backward()
+    opt.step()
+""",
 }
 
 

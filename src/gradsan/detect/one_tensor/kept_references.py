@@ -5,9 +5,10 @@ Checked at the 1st, 2nd and 4th backward of a line: a variable of the program's 
 this graph, and whose source reads it afterwards as if it were the earlier one. Reported if the backward has added to
 it.
 
-At the 2nd, 4th and 8th: a list or dict that holds the gradient of one leaf three times or more, and more often than at
-the look before, as a tensor or as an array over its memory. ``zero_()`` keeps that tensor, so all elements are the
-gradient of the last round.
+At the 2nd, 4th and 8th: lists that a function of the program has in one list, or unpacked together, and that hold the
+same gradients: those of several losses were meant. And a list or dict that holds the gradient of one leaf three times
+or more, and more often than at the look before, as a tensor or as an array over its memory. ``zero_()`` keeps that
+tensor, so all elements are the gradient of the last round.
 
 And one tensor that is ``.grad`` of two parameters of one optimizer: at the 1st, 2nd, 4th and 8th backward of a line,
 which adds to the one and so to the other, and at the first step, where a loop over parameters has written ``p.grad``
@@ -211,9 +212,8 @@ class KeptReferences(Finder):
             if "[" in one.path and torch.is_tensor(tensor) and (place := _place(tensor)) in places:
                 held[one.path.partition("[")[0], place] += 1
         self._counted.update(held)
-        grown = [key for key, times in held.items() if _TIMES <= times > before.get(key, times)]
-        for name, place in grown[:1]:
-            times = held[name, place]
+        found = [(*key, times) for key, times in held.items() if _TIMES <= times > before.get(key, times)]
+        for name, place, times in found[:1] or itertools.islice(_equal_lists(places), 1):
             if (LISTED, name) not in self._seen:
                 self._seen.add((LISTED, name))
                 leaf = places[place]
@@ -275,6 +275,34 @@ class KeptReferences(Finder):
             gradient = one.gradient()
             if gradient is not None and int(gradient._version) > one.version:
                 self._found(one.failure)
+
+
+def _equal_lists(places: dict[tuple[int, int, int], Any]) -> Iterator[tuple[str, tuple[int, int, int], int]]:
+    """Yield lists of lists that hold the same gradients: the name, the place of the first, and how often."""
+    for frame in _program_frames(sys._getframe(2)):
+        values = _torch.locals_of(frame)
+        together = [
+            (", ".join(one), [values.get(name) for name in one])
+            for one in source.names_unpacked(frame.f_code.co_filename)
+        ]
+        for name, held in [*values.items(), *together]:
+            if (
+                not isinstance(held, (list, tuple))
+                or not 1 < len(held) <= _ITEMS
+                or len(set(map(id, held))) < len(held)
+            ):
+                continue
+            inner = {_places_in(one) for one in held}
+            first = next(iter(inner), ())
+            if len(inner) == 1 and first and places.keys() >= set(first):
+                yield name, first[0], len(held)
+
+
+def _places_in(held: Any) -> tuple[tuple[int, int, int], ...]:
+    """The places of the tensors in a list; empty for anything else."""
+    parts = list(held.values()) if isinstance(held, dict) else held
+    is_of_tensors = type(parts) in (list, tuple) and 0 < len(parts) <= _ITEMS and all(map(torch.is_tensor, parts))
+    return tuple(map(_place, parts)) if is_of_tensors else ()
 
 
 def _may_share(frame: FrameType) -> bool:

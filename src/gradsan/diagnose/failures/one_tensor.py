@@ -272,8 +272,8 @@ def parameters(failure: Failure) -> Diagnosis | None:
     if first is None or second is None or frame is None or not first.name or not second.name:
         return None
     values = {"name": second.name, "other": first.name, "count": first.values["others"]}
-    tail = second.name.partition(".")[2]
-    found = ((one, *pair) for one in (second.name, f"self.{tail}") for pair in source.assignments(frame, one))
+    names = [whole for one in (second.name, f"self.{second.name.partition('.')[2]}") for whole in (one, f"{one}.data")]
+    found = ((one, *pair) for one in names for pair in source.assignments(frame, one))
     bound = [place for one, part, place in found if part == one]
     made = label_texts.at("created", Site((bound[0],)), Message("label.given_the_memory")) if len(bound) == 1 else ()
     return parts.diagnosis(

@@ -126,6 +126,18 @@ def collected_result(frame: Frame, keeper: str) -> SecondName | None:
     return None
 
 
+def names_unpacked(file: str) -> set[tuple[str, ...]]:
+    """The names that a statement of the file binds together: ``a, b = (grads_of(one) for one in losses)``."""
+    parsed = read_source(file)
+    tuples = [node.targets[0] for node in (parsed.nodes if parsed else ()) if isinstance(node, ast.Assign)]
+    names = (
+        tuple(one.id for one in node.elts if isinstance(one, ast.Name))
+        for node in tuples
+        if isinstance(node, ast.Tuple)
+    )
+    return {one for one in names if len(one) > 1}
+
+
 def line_adding(frame: Frame, keeper: str) -> int | None:
     """The line of the only statement in the file of ``frame`` that puts something into the list or dict ``keeper``."""
     parsed, name = read_source(frame.file), keeper.rpartition(".")[2]
