@@ -58,7 +58,15 @@ EXCEPTIONS = {
     *((f"detect.gradients.{name}", "source") for name in ("dropped_results", "wrong_steps")),
     *(
         (f"detect.one_tensor.{name}", "source")
-        for name in ("best_values", "kept_states", "lists_of_one", "own_operands", "own_pairs", "second_names")
+        for name in (
+            "best_values",
+            "kept_states",
+            "kept_weights",
+            "lists_of_one",
+            "own_operands",
+            "own_pairs",
+            "second_names",
+        )
     ),
     # So does whether gradients are read by hand, a term was cut off, or parameters were chosen by name.
     # And whether a hook computes a gradient that it does not return, or a step stands apart from its backward.

@@ -9,6 +9,7 @@ from dataclasses import replace
 from gradsan import source
 from gradsan.diagnose.names import TAKE_IN
 from gradsan.model import Frame, Site
+from gradsan.source.identifiers import leaf_name
 from gradsan.source.methods import is_inplace_name
 from gradsan.source.tree import SourceFile, read_source
 
@@ -44,14 +45,15 @@ def writers(op: str | None, site: Site, save: Site | None, use: Site) -> tuple[t
         return ()
     parsed, node = place.source, place.node
     if op in TAKE_IN:
-        taken = source.first_argument(frame)
-        names = set() if taken is None else {taken}
+        calls = [one for one in ast.walk(node) if isinstance(one, ast.Call) and one.args]
+        given = {root_of(one.args[0]) for one in calls if leaf_name(one.func) == op}
+        names = {one for one in given if one is not None and len(given) == 1}
     else:
         names = {one for one in source.assigned_names(place) if _is_array(getattr(node, "value", None))}
     found = [] if not names else list(_after(parsed, node, names, frame, save, use))
     if not found and not names and save is None:
         found = list(_in_callee(parsed, node, frame))
-    if not found and save is not None:
+    if not found and names and save is not None:
         found = list(_in_other_method(parsed, node, names, frame))
     outer = site.frames[: site.frames.index(frame)]
     return tuple((name, Site((*outer, *frames))) for name, frames in found)
