@@ -29,7 +29,7 @@ IMPLIED = frozenset(
         *("give_to_optimizer", "cache_each_round", "switch_on", "create_graph", "copy_second_name", "clip_between"),
         *("clear_elsewhere", "clear_after_step", "step_after_backward", "give_parameters", "scale_out_of_place"),
         *("undo_item", "undo_new_tensor", "undo_gradient", "undo_no_grad", "undo_inference_mode", "cut_at_use"),
-        *("schedule_anew", "differentiate_base", "compute_each_round", "functional_fast_weights"),
+        *("schedule_anew", "differentiate_base", "compute_each_round", "functional_fast_weights", "bound_after_loop"),
         *("stable_form", "double_where", "clamp_input", "eps_inside", "clamp_count", "nonzero_denominator"),
         *("without_correction", "sum_over_count", "finite_mask", "zeros_instead", "float32_operation"),
         *("input_itself", "leave_out_empty", "drop_rows", "leave_out_batch", "positive_eps", "step_behind_backward"),

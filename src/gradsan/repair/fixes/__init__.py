@@ -71,6 +71,7 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     graphs.rebuild_in_loop,
     graphs.cut_once,
     loops.step_after_loop,
+    loops.bound_after_loop,
     loops.each_in_its_round,
     loops.compute_in_own_loop,
     loops.compute_behind_step,
@@ -154,7 +155,7 @@ def with_lines(diagnosis: Diagnosis) -> Diagnosis:
             replace(cut, how_changed=fix.how_changed) if fix.summary.key == graphs.CUT_ONCE and not fix.lines else fix
             for fix in fixes
         ]
-    first_of_all = ("differentiate_base", kept_values.CUT, "one_backward")
+    first_of_all = ("differentiate_base", kept_values.CUT, "one_backward", "bound_after_loop")
     fixes = [*(one for one in candidates if one.kind in first_of_all and one not in fixes), *fixes]
     if fixes and fixes[0].meaning == "preserved":
         fixes.sort(key=lambda fix: not fix.lines or fix.meaning != "preserved")
@@ -172,7 +173,9 @@ def with_lines(diagnosis: Diagnosis) -> Diagnosis:
 
 def _is_of_several(fix: Fix) -> bool:
     """Whether several values have to be computed anew: candidates do so for one of them."""
-    return fix.kind == "recompute_forward" and ", " in str(fix.summary.values.get("name", ""))
+    names = str(fix.summary.values.get("name", "")).split(", ")
+    # One line of a class computes that attribute of each of its objects.
+    return fix.kind == "recompute_forward" and len({name.rpartition(".")[2] for name in names}) > 1
 
 
 def _is_call_first(fix: Fix) -> bool:

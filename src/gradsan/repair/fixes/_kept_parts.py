@@ -260,3 +260,9 @@ def without_cut(node: ast.expr) -> str:
     while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in PLAIN:
         node = node.func.value
     return ast.unparse(node)
+
+
+def own_attribute(node: ast.AST) -> str | None:
+    """``x`` of ``self.x``."""
+    is_own = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+    return node.attr if isinstance(node, ast.Attribute) and is_own else None

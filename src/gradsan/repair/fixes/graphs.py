@@ -11,13 +11,13 @@ from dataclasses import replace
 from itertools import islice
 
 from gradsan.heuristics import draws_batch
-from gradsan.model import Diagnosis, Fix, Label, Lines, Message
+from gradsan.model import Diagnosis, Fix, Label, Message
 from gradsan.repair.fixes import _blocks as blocks
-from gradsan.source.change import Edit, changed_lines, edited, text_with
+from gradsan.repair.fixes import kept_values
+from gradsan.source.change import changed_lines
 from gradsan.source.flow.bindings import method_receiver
 from gradsan.source.flow.calls import returns_to_several
-from gradsan.source.flow.kept import is_kept_here, kept_since
-from gradsan.source.identifiers import leaf_name, local_nodes
+from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import statement_at
 from gradsan.source.methods import CUTTING
 from gradsan.source.rewrite.given import is_function_of_leaves
@@ -29,7 +29,6 @@ from gradsan.source.rewrite.renewing import (
     run_again_for_next_round,
 )
 from gradsan.source.rewrite.suggest import detach_at
-from gradsan.source.tree import SourceFile, indentation_of
 
 
 def _updates(diagnosis: Diagnosis) -> tuple[Label, ...]:
@@ -62,7 +61,7 @@ _OTHER_UPDATES = frozenset({"input_changed_between_passes", "statistics_updated"
 _REBUILT_CAUSES = blocks.STEPPED | {"graph_built_once", "same_loss_twice", "input_not_in_graph", blocks.SHARED}
 
 
-_SEVERAL, _MOST_STORED = 2, 3
+_SEVERAL = 2
 UPDATED, CUT_ONCE = "label.updated_between", "help.build_without_graph"
 
 
@@ -89,8 +88,9 @@ def rebuild_in_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
             *_moved(made, used, begun, updated),
             _into_function(made, used),
             # Where several networks have stepped, other values of the same forward are as old.
-            _as_property(made) if len(updated) < _SEVERAL else None,
-            _without_cache(made),
+            kept_values.as_property(made) if len(updated) < _SEVERAL else None,
+            kept_values.without_cache(made),
+            kept_values.called_where_read(made),
         ):
             if fix is not None and fix not in found:
                 found.append(fix if silent is None else replace(fix, kind=silent.kind))
@@ -192,24 +192,23 @@ def _given(made: blocks.Placed) -> set[ast.stmt]:
 
 
 def _into_function(made: Label, used: Label) -> Fix | None:
-    """The same for a closure that is defined beside the forward and called repeatedly."""
-    function = next((place.source.function(place.statement) for place in blocks.placements(used)), None)
-    if not isinstance(function, ast.FunctionDef):
+    """The same for a closure that is defined beside the forward and called repeatedly, or for a function it calls."""
+    closure = next((place.source.function(place.statement) for place in blocks.placements(used)), None)
+    if not isinstance(closure, ast.FunctionDef):
         return None
-    found = ((place, _statement_around(function, place)) for place in blocks.placements(made))
-    first, around = next((one for one in found if one[1] is not None), (None, None))
-    if first is None:
-        return None
-    # What the loss itself was computed from has been freed with it.
-    is_loss = method_receiver(used.frame) in blocks.names_bound(first.statement)
-    starts = [_start_of(first), first] if is_loss else [first]
-    fixes = (_put_into(one, function, "rebuild_in_function", around, first.statement) for one in starts if one)
-    return next((one for one in fixes if one is not None), None)
-
-
-def _statement_around(function: ast.FunctionDef, place: blocks.Placed) -> ast.stmt | None:
-    """The later statement of a block that is the definition of ``function``, or a loop or block that contains it."""
-    return next((one for one in place.block[place.index + 1 :] if function in ast.walk(one)), None)
+    for first in blocks.placements(made):
+        later = first.block[first.index + 1 :]
+        called = [one for one in later if isinstance(one, ast.FunctionDef) and one.name in blocks.names_read([closure])]
+        # What the loss itself was computed from has been freed with it.
+        is_loss = method_receiver(used.frame) in blocks.names_bound(first.statement)
+        starts = [_start_of(first), first] if is_loss else [first]
+        for function in (closure, *called):
+            around = next((one for one in later if function in ast.walk(one)), None)
+            for one in starts if around is not None else ():
+                fix = one and _put_into(one, function, "rebuild_in_function", around, first.statement)
+                if isinstance(fix, Fix):
+                    return fix
+    return None
 
 
 def _put_into(
@@ -309,111 +308,3 @@ def _bound(node: ast.stmt) -> set[str]:
     if isinstance(method, ast.Attribute) and isinstance(method.value, ast.Name):
         return {method.value.id}
     return blocks.names_bound(node) if isinstance(node, ast.Assign) else set()
-
-
-def _as_property(made: Label) -> Fix | None:
-    """``self.x = …`` of a method as a property that computes it at every access.
-
-    Arguments that the method stores unchanged (``self.net = net``) are read from the attribute; other local names are
-    stored beside them, in the place of the value.
-    """
-    for place in blocks.placements(made):
-        source, node = place.source, place.statement
-        function = source.function(node)
-        target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
-        if not isinstance(function, ast.FunctionDef) or source.owner_class(node) is None:
-            continue
-        if not isinstance(node, ast.Assign) or not isinstance(target, ast.Attribute):
-            continue
-        own = target.value.id if isinstance(target.value, ast.Name) else ""
-        if not function.args.args or own != function.args.args[0].arg or node not in function.body:
-            continue
-        stored = {
-            one.id for one in local_nodes(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
-        }
-        given = {one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)} - {own}
-        kept = _kept_arguments(source, function, own, given - stored)
-        missing = sorted(names_read([node.value]) & ((stored | given) - set(kept)))
-        attributes = [one for one in source.nodes if isinstance(one, ast.Attribute)]
-        known = {one.attr for one in attributes if isinstance(one.value, ast.Name) and one.value.id == own}
-        if known & set(missing) or len(missing) > _MOST_STORED or not is_whole_lines(source, node):
-            return None
-        if (len(place.block) < 2 and not missing) or _is_bound_elsewhere(source, target):
-            return None
-        kept |= {one: f"{own}.{one}" for one in missing}
-        reads = (one for one in ast.walk(node.value) if isinstance(one, ast.Name) and one.id in kept)
-        value = text_with(source, source.span(node.value), [Edit(source.span(one), kept[one.id]) for one in reads])
-        stores = f"{', '.join(kept[one] for one in missing)} = {', '.join(missing)}" if missing else ""
-        return _property(source, function, node, value, target, stores)
-    return None
-
-
-def _kept_arguments(source: SourceFile, function: ast.FunctionDef, own: str, given: set[str]) -> dict[str, str]:
-    """The attributes in which the function stores its arguments unchanged, by argument name."""
-    found: dict[str, str] = {}
-    for node in function.body:
-        target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
-        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Name) or node.value.id not in given:
-            continue
-        is_own = isinstance(target, ast.Attribute) and ast.unparse(target.value) == own
-        if isinstance(target, ast.Attribute) and is_own and not _is_bound_elsewhere(source, target):
-            found[node.value.id] = ast.unparse(target)
-    return found
-
-
-def _property(
-    source: SourceFile, function: ast.FunctionDef, node: ast.Assign, value: str, target: ast.Attribute, stores: str
-) -> Fix:
-    indent, unit, name = source.indent(function), indentation_of(source), target.attr
-    text = f"\n{indent}@property\n{indent}def {name}({ast.unparse(target.value)}):\n{indent}{unit}return {value}"
-    changes = blocks.removed(source, node)
-    if stores:
-        changes[source.span(node).line] = f"{source.indent(node)}{stores}"
-    end = source.span(function).end_line
-    standing = changes.get(end, source.lines[end - 1])
-    changes[end] = f"{standing}\n{text}" if standing else text
-    return blocks.fix("recompute_forward", blocks.lines_changed(source, changes), "as_property", name=name)
-
-
-def _is_bound_elsewhere(source: SourceFile, target: ast.Attribute) -> bool:
-    return any(
-        isinstance(one, ast.Attribute)
-        and one.attr == target.attr
-        and isinstance(one.ctx, ast.Store)
-        and one is not target
-        for one in source.nodes
-    )
-
-
-def _without_cache(made: Label) -> Fix | None:
-    """``if self.x is None: self.x = …`` without its condition, or a method without its caching decorator."""
-    for place in blocks.placements(made):
-        source, guard = place.source, place.source.parents[place.statement][0]
-        if isinstance(guard, ast.If) and place.block is guard.body and not guard.orelse:
-            kept = kept_since(guard)
-            if kept is None or not is_kept_here(source, guard, kept) or not is_whole_lines(source, guard):
-                return None
-            if any(constructs(source, node) for node in guard.body):
-                return None
-            head = source.lines[source.span(guard).line - 1][: source.span(guard).column - 1]
-            body = "\n".join(blocks.text_of(source, node) for node in guard.body)
-            text = textwrap.indent(textwrap.dedent(body), head)
-            changes = {**blocks.removed(source, guard), source.span(guard).line: text}
-            name = ast.unparse(kept)
-            return blocks.fix("recompute_forward", blocks.lines_changed(source, changes), "without_cache", name=name)
-        function = source.function(place.statement)
-        for decorator in getattr(function, "decorator_list", ()):
-            lines = _without_decorator(source, decorator)
-            if lines and isinstance(function, ast.FunctionDef):
-                return blocks.fix("recompute_forward", lines, "without_cache", name=function.name)
-    return None
-
-
-def _without_decorator(source: SourceFile, decorator: ast.expr) -> Lines:
-    """The decorator's line with ``property`` for ``cached_property``, and without ``cache`` and ``lru_cache``."""
-    name = leaf_name(decorator.func if isinstance(decorator, ast.Call) else decorator)
-    span = source.span(decorator)
-    if name == "cached_property":
-        return changed_lines(source.file, change) if (change := edited(source, [Edit(span, "property")], "")) else ()
-    is_alone = source.indent(span).strip() == "@" and span.line == span.end_line
-    return ((source.file, span.line, ""),) if name in ("cache", "lru_cache") and is_alone else ()

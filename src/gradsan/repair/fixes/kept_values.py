@@ -1,4 +1,4 @@
-"""Values kept in a queue or a list over a step, computed again from what is kept beside them, where a loss reads them.
+"""Values kept in a queue, a list or an attribute over a step, computed again where a loss reads them.
 
 ``queue.append((x, y, net(x)))`` and, rounds later, ``x, y, out = queue.popleft()``: behind it, ``out = net(x)``. States
 that each round fills in place, and whose graph stays: ``state.zero_()``.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -22,20 +23,22 @@ from gradsan.repair.fixes._kept_parts import (
     bound_once,
     inlined,
     kept_as,
+    own_attribute,
     read_of,
     spelled,
     without_cut,
 )
-from gradsan.source.change import Edit, edited_lines
+from gradsan.source.change import Edit, changed_lines, edited, edited_lines, text_with
 from gradsan.source.flow.bindings import method_receiver
-from gradsan.source.identifiers import leaf_name
+from gradsan.source.flow.kept import is_kept_here, kept_since
+from gradsan.source.identifiers import leaf_name, local_nodes
 from gradsan.source.locate import Statement, statement_at
-from gradsan.source.rewrite.moving import is_whole_lines
-from gradsan.source.rewrite.renewing import draws_again
-from gradsan.source.tree import SourceFile
+from gradsan.source.rewrite.moving import is_whole_lines, names_read
+from gradsan.source.rewrite.renewing import constructs, draws_again
+from gradsan.source.tree import SourceFile, indentation_of
 
 WORDS, CUT, _CUT = "recompute_from_kept", "detach_kept", "help.build_without_graph"
-_LONGEST = 200
+_LONGEST, _MOST_STORED = 200, 3
 _CARRIED = frozenset({"freed_state_carried_over", "state_carried_over"})
 _FILLING = frozenset({"zero_", "fill_", "uniform_", "normal_", "exponential_", "random_", "bernoulli_"})
 
@@ -248,3 +251,145 @@ def _filled_at(frame: Frame, name: str) -> tuple[SourceFile, ast.expr] | None:
         and name.startswith(one.func.attr.rstrip("_").capitalize() + "Backward")
     ]
     return (statement.source, filling[0]) if statement is not None and len(filling) == 1 else None
+
+
+def as_property(made: Label) -> Fix | None:
+    """``self.x = …`` of a method as a property that computes it at every access.
+
+    Arguments that the method stores unchanged (``self.net = net``) are read from the attribute; other local names are
+    stored beside them, in the place of the value.
+    """
+    for place in blocks.placements(made):
+        source, node = place.source, place.statement
+        function = source.function(node)
+        target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+        if not isinstance(function, ast.FunctionDef) or source.owner_class(node) is None:
+            continue
+        if not isinstance(node, ast.Assign) or not isinstance(target, ast.Attribute):
+            continue
+        own = target.value.id if isinstance(target.value, ast.Name) else ""
+        if not function.args.args or own != function.args.args[0].arg or node not in function.body:
+            continue
+        stored = {
+            one.id for one in local_nodes(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+        }
+        given = {one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)} - {own}
+        kept = _kept_arguments(source, function, own, given - stored)
+        missing = sorted(names_read([node.value]) & ((stored | given) - set(kept)))
+        attributes = [one for one in source.nodes if isinstance(one, ast.Attribute)]
+        known = {one.attr for one in attributes if isinstance(one.value, ast.Name) and one.value.id == own}
+        if known & set(missing) or len(missing) > _MOST_STORED or not is_whole_lines(source, node):
+            return None
+        if (len(place.block) < 2 and not missing) or _is_bound_elsewhere(source, target):
+            return None
+        kept |= {one: f"{own}.{one}" for one in missing}
+        reads = (one for one in ast.walk(node.value) if isinstance(one, ast.Name) and one.id in kept)
+        value = text_with(source, source.span(node.value), [Edit(source.span(one), kept[one.id]) for one in reads])
+        stores = f"{', '.join(kept[one] for one in missing)} = {', '.join(missing)}" if missing else ""
+        return _property(source, function, node, value, target, stores)
+    return None
+
+
+def _kept_arguments(source: SourceFile, function: ast.FunctionDef, own: str, given: set[str]) -> dict[str, str]:
+    """The attributes in which the function stores its arguments unchanged, by argument name."""
+    found: dict[str, str] = {}
+    for node in function.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Name) or node.value.id not in given:
+            continue
+        is_own = isinstance(target, ast.Attribute) and ast.unparse(target.value) == own
+        if isinstance(target, ast.Attribute) and is_own and not _is_bound_elsewhere(source, target):
+            found[node.value.id] = ast.unparse(target)
+    return found
+
+
+def _property(
+    source: SourceFile, function: ast.FunctionDef, node: ast.Assign, value: str, target: ast.Attribute, stores: str
+) -> Fix:
+    indent, unit, name = source.indent(function), indentation_of(source), target.attr
+    text = f"\n{indent}@property\n{indent}def {name}({ast.unparse(target.value)}):\n{indent}{unit}return {value}"
+    changes = blocks.removed(source, node)
+    if stores:
+        changes[source.span(node).line] = f"{source.indent(node)}{stores}"
+    end = source.span(function).end_line
+    standing = changes.get(end, source.lines[end - 1])
+    changes[end] = f"{standing}\n{text}" if standing else text
+    return blocks.fix("recompute_forward", blocks.lines_changed(source, changes), "as_property", name=name)
+
+
+def _is_bound_elsewhere(source: SourceFile, target: ast.Attribute) -> bool:
+    return any(
+        isinstance(one, ast.Attribute)
+        and one.attr == target.attr
+        and isinstance(one.ctx, ast.Store)
+        and one is not target
+        for one in source.nodes
+    )
+
+
+def without_cache(made: Label) -> Fix | None:
+    """``if self.x is None: self.x = …`` without its condition, or a method without its caching decorator."""
+    for place in blocks.placements(made):
+        source, guard = place.source, place.source.parents[place.statement][0]
+        if isinstance(guard, ast.If) and place.block is guard.body and not guard.orelse:
+            kept = kept_since(guard)
+            if kept is None or not is_kept_here(source, guard, kept) or not is_whole_lines(source, guard):
+                return None
+            if any(constructs(source, node) for node in guard.body):
+                return None
+            head = source.lines[source.span(guard).line - 1][: source.span(guard).column - 1]
+            body = "\n".join(blocks.text_of(source, node) for node in guard.body)
+            text = textwrap.indent(textwrap.dedent(body), head)
+            changes = {**blocks.removed(source, guard), source.span(guard).line: text}
+            name = ast.unparse(kept)
+            return blocks.fix("recompute_forward", blocks.lines_changed(source, changes), "without_cache", name=name)
+        function = source.function(place.statement)
+        for decorator in getattr(function, "decorator_list", ()):
+            lines = _without_decorator(source, decorator)
+            if lines and isinstance(function, ast.FunctionDef):
+                return blocks.fix("recompute_forward", lines, "without_cache", name=function.name)
+    return None
+
+
+def _without_decorator(source: SourceFile, decorator: ast.expr) -> Lines:
+    """The decorator's line with ``property`` for ``cached_property``, and without ``cache`` and ``lru_cache``."""
+    name = leaf_name(decorator.func if isinstance(decorator, ast.Call) else decorator)
+    span = source.span(decorator)
+    if name == "cached_property":
+        return changed_lines(source.file, change) if (change := edited(source, [Edit(span, "property")], "")) else ()
+    is_alone = source.indent(span).strip() == "@" and span.line == span.end_line
+    return ((source.file, span.line, ""),) if name in ("cache", "lru_cache") and is_alone else ()
+
+
+def called_where_read(made: Label) -> Fix | None:
+    """``self.fold()``, which computes attributes, moved from the constructor into the one method that reads them."""
+    computed = next(blocks.placements(made), None)
+    method = None if computed is None else computed.source.function(computed.statement)
+    if computed is None or not isinstance(method, ast.FunctionDef) or draws_again(ast.walk(method)):
+        return None
+    source, owner = computed.source, _owner(computed.source, computed.statement)
+    call = next((one for one in blocks.placements(made) if _own_call(one.statement) == method.name), None)
+    if call is None or call.source is not source or owner is None or _owner(source, call.statement) is not owner:
+        return None
+    stored = (node for node in ast.walk(method) if isinstance(getattr(node, "ctx", None), ast.Store))
+    bound = {own_attribute(node) for node in stored} - {None}
+    constructor = source.function(call.statement)
+    reading = [
+        one
+        for one in owner.body
+        if isinstance(one, ast.FunctionDef) and one is not method
+        if any(own_attribute(node) in bound for node in ast.walk(one))
+    ]
+    is_once = isinstance(constructor, ast.FunctionDef) and constructor.name == "__init__" and len(call.block) > 1
+    if not is_once or len(reading) != 1 or reading[0] is constructor or not is_whole_lines(source, call.statement):
+        return None
+    first = reading[0].body[int(ast.get_docstring(reading[0], clean=False) is not None)]
+    line, text = source.span(first).line, f"{source.indent(first)}{source.text(call.statement)}"
+    changes = {**blocks.removed(source, call.statement), line: f"{text}\n{source.lines[line - 1]}"}
+    return blocks.fix("recompute_forward", blocks.lines_changed(source, changes), "rebuild_in_function")
+
+
+def _own_call(node: ast.stmt) -> str | None:
+    """``fold`` of a statement that is just ``self.fold()``."""
+    call = node.value if isinstance(node, ast.Expr) else None
+    return own_attribute(call.func) if isinstance(call, ast.Call) and not (call.args or call.keywords) else None

@@ -20,6 +20,8 @@ from gradsan.source.tree import SourceFile, Span, indentation_of
 
 ONCE, APART = "fix.step_after_loop", "fix.step_after_loop_apart"
 """The message keys of one step for the sum of all losses, and of one for each."""
+BOUNDING = frozenset({"clamp_", "clamp_max_", "clamp_min_", "clip_"})
+"""Operations that change nothing where they run again."""
 
 
 def step_after_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
@@ -61,6 +63,35 @@ def step_after_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     if call is not None and not call.args and not call.keywords:
         found.append(_each_round(source, loop, own, call))
     return tuple(found)
+
+
+def bound_after_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """Move ``rates.clamp_(0, 1)`` of a loop behind it, and behind the backward and the step that follow."""
+    used, written = blocks.first(diagnosis, "used"), blocks.labels(diagnosis, "written")
+    if used is None or {one.op for one in written} - BOUNDING or diagnosis.cause not in blocks.STEPPED:
+        return ()
+    pairs = blocks.each_in_one_block(written, used)
+    places = {next(blocks.placements(one)).statement: next(blocks.placements(one)) for one in written}
+    if not pairs or len(places) != 1 or pairs[0][0].index > pairs[0][1].index:
+        return ()
+    (around, backward), (bounds, place) = pairs[0], *places.items()
+    source, loop = place.source, around.statement
+    if not isinstance(loop, ast.For | ast.While) or bounds not in set(ast.walk(loop)):
+        return ()
+    while isinstance(outer := source.parents[bounds][0], ast.For | ast.With) and len(outer.body) == 1:
+        bounds = outer
+    parent, field = source.parents[bounds]
+    bound = {name for node in loop.body for name in blocks.names_bound(node)} | blocks.names_bound(loop)
+    behind = backward.block[backward.index :]
+    last = next((node for node in behind if blocks.method_call(node, "step")), behind[0])
+    if bounds is loop or names_read([bounds]) & bound - names_bound([bounds]) or len(getattr(parent, field)) < 2:
+        return ()
+    if not is_whole_lines(source, bounds) or not is_whole_lines(source, last):
+        return ()
+    text = textwrap.indent(textwrap.dedent(blocks.text_of(source, bounds)), source.indent(last))
+    end = source.span(last).end_line
+    changes = {**blocks.removed(source, bounds), end: f"{source.lines[end - 1]}\n{text}"}
+    return (blocks.fix("bound_after_loop", blocks.lines_changed(source, changes)),)
 
 
 def _called(saved: Label, loop: ast.For, tensor: NamedTensor | None) -> set[str]:
@@ -272,6 +303,8 @@ def compute_behind_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     written = blocks.labels(diagnosis, "written")
     if used is None or saved is None or not written or diagnosis.cause not in blocks.STEPPED:
         return ()
+    if bound_after_loop(diagnosis):
+        return ()  # moved behind the bounds of its own round, it would wait for those of the next
     pairs = blocks.each_in_one_block(written, saved)
     if not pairs or any(pair[1].block is not pairs[0][1].block for pair in pairs):
         return ()

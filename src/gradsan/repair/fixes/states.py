@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from gradsan.diagnose.names import shared_level
 from gradsan.model import Diagnosis, Fix, Frame, Label
 from gradsan.repair.fixes import _blocks as blocks
+from gradsan.repair.fixes._kept_parts import own_attribute
 from gradsan.source.change import Edit, apply_change, changed_lines, text_with
 from gradsan.source.flow.modules import DETACHED, Shape, object_cut
 from gradsan.source.flow.rounds import in_same_function, shape_bound_at
@@ -104,8 +105,8 @@ def _kept_by(frame: Frame) -> _Kept | None:
         return None
     owner = place.source.owner_class(place.node)
     targets = place.node.targets if isinstance(place.node, ast.Assign) else [place.node.target]
-    names = [one for target in targets for one in ast.walk(target) if _own_attribute(one) is not None]
-    attribute = _own_attribute(names[0]) if len(names) == 1 else None
+    names = [one for target in targets for one in ast.walk(target) if own_attribute(one) is not None]
+    attribute = own_attribute(names[0]) if len(names) == 1 else None
     # A class without a base is no module, which another one could list.
     if owner is None or attribute is None or not owner.bases:
         return None
@@ -117,16 +118,11 @@ def _carried(function: FunctionNode | None) -> list[str]:
     read: dict[str, tuple[int, int]] = {}
     bound: dict[str, tuple[int, int]] = {}
     for node in local_nodes(function) if isinstance(function, ast.FunctionDef) else ():
-        attribute = _own_attribute(node)
+        attribute = own_attribute(node)
         if attribute is not None and isinstance(node, ast.Attribute):
             known, at = (read if isinstance(node.ctx, ast.Load) else bound), (node.lineno, node.col_offset)
             known[attribute] = min(known.get(attribute, at), at)
     return sorted(name for name, at in bound.items() if name in read and read[name][0] <= at[0])
-
-
-def _own_attribute(node: ast.AST) -> str | None:
-    is_own = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
-    return node.attr if isinstance(node, ast.Attribute) and is_own else None
 
 
 def _round(label: Label, used: Label) -> tuple[blocks.Placed, blocks.Placed] | None:
@@ -246,9 +242,9 @@ def _forgetting(kept: _Kept) -> list[str]:
         binds = [
             one
             for one in ast.walk(node)
-            if isinstance(one, ast.Assign) and any(_own_attribute(target) == kept.attribute for target in one.targets)
+            if isinstance(one, ast.Assign) and any(own_attribute(target) == kept.attribute for target in one.targets)
         ]
-        is_fresh = all(_own_attribute(part) != kept.attribute for one in binds for part in ast.walk(one.value))
+        is_fresh = all(own_attribute(part) != kept.attribute for one in binds for part in ast.walk(one.value))
         if binds and is_fresh and required <= 1 and not node.args.kwonlyargs:
             found.append(node.name)
     return found

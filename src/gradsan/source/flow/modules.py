@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
+from itertools import product
 from typing import TypeAlias
 
 from gradsan.heuristics import is_activation
@@ -166,22 +167,22 @@ _GIVING_SEVERAL = frozenset(
     | {"tensor_split", "tolist", "topk", "unbind", "unique"}
 )
 
+
+def _detached(kinds: tuple[str, ...], value: str) -> str:
+    if not kinds:
+        return f"{value}.detach()"
+    item, key = (("s", "key"), ("part", "name"), ("parts", "group"))[len(kinds) - 1]
+    inner = _detached(kinds[1:], item)
+    if kinds[0] == "dict":
+        return f"{{{{{key}: {inner} for {key}, {item} in {value}.items()}}}}"
+    each, made = f"{inner} for {item} in {value}", {"tuple": "tuple", "namedtuple": f"{value}._make"}
+    return f"[{each}]" if kinds[0] == "list" else f"{made[kinds[0]]}({each})"
+
+
+_HOLDING = ("tuple", "namedtuple", "list", "dict")
 # Objects are made anew in other ways: see object_cut.
-DETACHED: dict[Shape, str] = {
-    "tensor": "{}.detach()",
-    "tuple": "tuple(s.detach() for s in {})",
-    "namedtuple": "{0}._make(s.detach() for s in {0})",
-    "list": "[s.detach() for s in {}]",
-    "dict": "{{key: s.detach() for key, s in {}.items()}}",
-    "tuple/tuple": "tuple(tuple(s.detach() for s in part) for part in {})",
-    "tuple/list": "tuple([s.detach() for s in part] for part in {})",
-    "tuple/dict": "tuple({{key: s.detach() for key, s in part.items()}} for part in {})",
-    "list/tuple": "[tuple(s.detach() for s in part) for part in {}]",
-    "list/list": "[[s.detach() for s in part] for part in {}]",
-    "list/dict": "[{{key: s.detach() for key, s in part.items()}} for part in {}]",
-    "dict/tuple": "{{name: tuple(s.detach() for s in part) for name, part in {}.items()}}",
-    "dict/list": "{{name: [s.detach() for s in part] for name, part in {}.items()}}",
-    "dict/dict": "{{name: {{key: s.detach() for key, s in part.items()}} for name, part in {}.items()}}",
+DETACHED: dict[Shape, str] = {"tensor": "{}.detach()"} | {
+    "/".join(kinds): _detached(kinds, "{0}") for deep in (1, 2, 3) for kinds in product(_HOLDING, repeat=deep)
 }
 
 

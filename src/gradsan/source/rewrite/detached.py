@@ -22,7 +22,7 @@ from gradsan.source.identifiers import (
     parameters,
 )
 from gradsan.source.locate import Statement, expression_at, statement_at
-from gradsan.source.methods import FUNCTIONS_MAKING_NEW, METADATA
+from gradsan.source.methods import BACKWARDS, FUNCTIONS_MAKING_NEW, METADATA
 from gradsan.source.rewrite.renewing import fresh_name
 from gradsan.source.tree import SourceFile, header_nodes, indentation_of
 
@@ -69,7 +69,25 @@ def detach_reads(frames: Sequence[Frame], names: Sequence[str]) -> Change | None
         if reads is None:
             return None
         edits += [one for one in reads if any(span.contains(one.span) for span in within)] or reads
+        edits += [Edit.after(source.span(one), ".detach()") for one in _given_alike(source, statement.node, name)]
     return edited(source, edits, "detach")
+
+
+def _given_alike(source: SourceFile, node: ast.stmt, name: str) -> Iterator[ast.expr]:
+    """What later statements of the block pass in the place of ``name`` to a function that runs a backward itself."""
+    parent, field = source.parents[node]
+    block = getattr(parent, field)
+    later = block[block.index(node) + 1 :] if isinstance(block, list) else []
+    functions = {one.name for one in source.nodes if isinstance(one, ast.FunctionDef) and _runs_backward(one)}
+    for call in (one for one in header_nodes(node) if isinstance(one, ast.Call) and leaf_name(one.func) in functions):
+        at = next((place for place, one in enumerate(call.args) if chain_key(one) == name), None)
+        others = (one for other in later for one in header_nodes(other) if isinstance(one, ast.Call))
+        alike = [one for one in others if at is not None and chain_key(one.func) == chain_key(call.func)]
+        yield from (one.args[at] for one in alike if at is not None and len(one.args) > at and chain_key(one.args[at]))
+
+
+def _runs_backward(function: ast.FunctionDef) -> bool:
+    return any(isinstance(one, ast.Call) and leaf_name(one.func) in BACKWARDS for one in ast.walk(function))
 
 
 def detach_own_reads(frame: Frame) -> tuple[Change, tuple[str, ...]] | None:
