@@ -107,7 +107,7 @@ def test_an_installed_package_is_advised_on_and_changed_only_if_asked(tmp_path, 
     assert file.read_text() == PACKAGE.replace("x *= 2", "x = x * 2")
 
 
-TRAINS_NOTHING = """\
+ADDED_TO_A_LEAF = """\
 import torch
 torch.manual_seed(0)
 net = torch.nn.Linear(2, 3)
@@ -117,15 +117,67 @@ x.pow(2).sum().backward()
 """
 
 
-def test_a_candidate_under_which_a_network_does_not_train_is_rejected_and_shown(tmp_path, run_warm_search):
-    (tmp_path / "main.py").write_text(TRAINS_NOTHING)
+def test_what_a_network_adds_to_a_leaf_stays_in_the_graph(tmp_path, run_warm_search):
+    (tmp_path / "main.py").write_text(ADDED_TO_A_LEAF)
     done = run_warm_search("fix", "--json", "out.json", "main.py")
     assert done.status == 0, done.stderr
     fixes = json.loads((tmp_path / "out.json").read_text())["diagnoses"][0]["fixes"]
-    tried = {fix["kind"]: fix for fix in fixes}
-    # Under no_grad the program runs, but what the network adds is no part of the graph.
-    assert tried["no_grad"]["verification"]["status"] == "failed"
-    assert "gradients are lost" in tried["no_grad"]["verification"]["detail"]
+    # Under no_grad the program would run, and the network would learn nothing.
+    assert "no_grad" not in {fix["kind"] for fix in fixes}
     assert fixes[0]["kind"] == "out_of_place"
     assert (fixes[0]["meaning"], fixes[0]["verification"]["status"]) == ("preserved", "passed")
-    assert "gradients are lost" in " ".join(done.stderr.split())
+
+
+TRAINER = """\
+import torch
+def fit(model, batches):
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in batches:
+        loss = model.training_step(batch)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+"""
+TRAINED = """\
+import torch
+from trainer import fit
+torch.manual_seed(0)
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.head = torch.nn.{kind}, torch.nn.Linear(4, 1)
+        self.state = None
+    def training_step(self, x):
+        {step}
+        return self.head(seen).pow(2).mean()
+fit(Net(), torch.randn(4, 3, 5))
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "step", "changed"),
+    [
+        (
+            "LSTM(5, 4)",
+            "seen, self.state = self.cell(x, self.state)",
+            "seen, self.state = self.cell(x, self.state)\n        self.state = tuple(s.detach() for s in self.state)",
+        ),
+        (
+            "GRUCell(5, 4)",
+            "if self.state is None:\n            self.state = torch.zeros(3, 4)\n"
+            "        self.state = self.cell(x, self.state)\n        seen = self.state",
+            "if self.state is None:\n            self.state = torch.zeros(3, 4)\n"
+            "        self.state = self.cell(x, self.state.detach())\n        seen = self.state",
+        ),
+    ],
+)
+def test_a_state_is_detached_where_it_is_kept_if_a_package_runs_the_rounds(
+    tmp_path, run_warm_search, kind, step, changed
+):
+    packages = tmp_path / "env" / "site-packages"
+    packages.mkdir(parents=True)
+    (packages / "trainer.py").write_text(TRAINER)
+    (tmp_path / "main.py").write_text(TRAINED.format(kind=kind, step=step))
+    done = run_warm_search("fix", "--apply", "--yes", "main.py", env={"PYTHONPATH": str(packages)})
+    assert done.status == 0, done.stderr
+    assert (tmp_path / "main.py").read_text() == TRAINED.format(kind=kind, step=changed)

@@ -152,7 +152,10 @@ def cut_read(used: Site, taken: Sequence[Site], held: Sequence[Held]) -> Fix | N
         found = source.detach_own_reads(stack[-1]) if is_once else None
         attributes = {one.path.rpartition(".")[2] for one in held if one.container == "object"}
         names = () if found is None else (one for one in found[1] if not one.isidentifier())
-        if found is not None and {one.rpartition(".")[2] for one in names} <= attributes:
+        if found is not None and not {one.rpartition(".")[2] for one in names} <= attributes:
+            # A trainer of a library runs the rounds: no frame of the program holds the object.
+            found = source.detach_own_state(stack[-1]) if not held else None
+        if found is not None:
             values = {"bridge": ", ".join(found[1])}
             return Fix.worded("help.detach_carried_state", values, source.changed_lines(stack[-1].file, found[0]))
     return None

@@ -121,7 +121,9 @@ _NAMES = {
         "keep_graph_from passed_gradient_in_shape sum_differentiated wanted_where_bound"
     ),
     "rewrite.copied": "clone_argument clone_given clone_handed_out clone_source handed_out",
-    "rewrite.detached": "detach_own_reads detach_reads is_repeated read_as_data taken_from walked_values",
+    "rewrite.detached": (
+        "detach_own_reads detach_own_state detach_reads is_repeated read_as_data taken_from walked_values"
+    ),
     "rewrite.filled": "all_under_no_grad cut_before_written detach_behind_loop reads_filled second_name_anew",
     "rewrite.functions": (
         "bind_early copy_saved_early earlier_reads gradients_for_inputs kept_on_context mark_dirty name_kept "

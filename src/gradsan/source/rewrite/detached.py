@@ -11,6 +11,7 @@ from itertools import takewhile
 from gradsan.model import Frame, Held
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.flow.reaching import is_still_argument, reaching
+from gradsan.source.flow.rounds import detach_after, shape_bound_at
 from gradsan.source.flow.scopes import arguments_of
 from gradsan.source.identifiers import (
     assigned_names,
@@ -107,6 +108,37 @@ def detach_own_reads(frame: Frame) -> tuple[Change, tuple[str, ...]] | None:
     )
     change = detach_reads((frame,), names) if names else None
     return None if change is None else (change, names)
+
+
+def detach_own_state(frame: Frame) -> tuple[Change, tuple[str, ...]] | None:
+    """The attribute of ``self`` that the statement at ``frame`` reads and binds, detached for the next call; its name.
+
+    In a line behind the statement. Where the method reads the state there, in the statement itself, if it is a tensor
+    from the start. None for several states, or in a loop.
+    """
+    statement = statement_at(frame)
+    if statement is None or statement.loops or not isinstance(statement.node, ast.Assign):
+        return None
+    read = {chain_key(node) for node in ast.walk(statement.node.value)}
+    names = [one for one in assigned_names(statement.node) if one in read and re.fullmatch(r"self\.\w+", one)]
+    if len(names) != 1:
+        return None
+    (name,) = names
+    shape = shape_bound_at(frame, name) or "tensor"
+    later = local_nodes(statement.function) if statement.function is not None else ()
+    if not any(chain_key(one) == name and getattr(one, "lineno", 0) > statement.span.end_line for one in later):
+        change = detach_after(frame, {name: shape})
+    else:
+        source, span = statement.source, statement.span
+        nodes = ast.walk(source.owner_class(statement.node) or source.module)
+        bound = [one for node in nodes if isinstance(node, ast.Assign) for one in bindings_of(node) if one.name == name]
+        # ``if self.memory is None: self.memory = zeros``, before it.
+        is_begun = any(
+            source.function(one.statement) is statement.function and one.statement.lineno < span.line for one in bound
+        )
+        is_none = any(isinstance(one.value, ast.Constant) for one in bound) and not is_begun
+        change = detach_reads((frame,), (name,)) if shape == "tensor" and not is_none else None
+    return None if change is None else (change, (name,))
 
 
 def _begins_outside(statement: Statement, name: str) -> bool:
