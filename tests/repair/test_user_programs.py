@@ -77,6 +77,7 @@ ALWAYS = {
     "optimizers_stepped_for_each_loss",
     "out_workspace",
     "outputs_joined_by_wrapper",
+    "parameter_of_expanded_row",
     "parametrize_cached",
     "path_of_one_tensor",
     "penalty_mixes_batch",

@@ -7,6 +7,9 @@ Roles: ``target`` (the written tensor, else the operand that the message is abou
 computed by a network, ``leaves_beside`` the other leaves that the statements behind it write alike), ``made`` (the
 operation that made it, where it is the result of one).
 
+Role: ``shared_parameter`` (a parameter with several elements in one place, which a step was to update: its definition
+is that of the class that made it, ``name`` its attribute there).
+
 Roles: ``base_written`` (a logged write to the memory of the view since it was made), ``hooked_module`` (a module with
 backward hooks: ``name`` the expression that reaches it, ``values``: ``module`` its class, ``certain`` whether it was
 being called).
@@ -39,7 +42,7 @@ from gradsan.graph.walk import learns_elsewhere
 from gradsan.model import Clue, Frame, Site
 from gradsan.record.backwards import PastBackward
 from gradsan.record.ledger import call_that_made
-from gradsan.record.stacks import symbolise
+from gradsan.record.stacks import definition_site, symbolise
 from gradsan.source.tree import header_nodes
 
 
@@ -104,7 +107,7 @@ def gather_written(context: Context) -> tuple[Clue, ...]:
     else:
         found = _operand(context)
         if found is None:
-            return ()
+            return _stepped_parameter(context) if context.row == "memory_overlap" else ()
         name, tensor = found
         op, part = source.called_expression(own) or "", name
     facts = {} if tensor is None else described(tensor, context.frame, name)
@@ -120,6 +123,30 @@ def gather_written(context: Context) -> tuple[Clue, ...]:
     target = Clue("target", context.site, name=name, op=op, values=values)
     made = made_by(context.core, tensor)
     return (target,) if made is None else (target, made)
+
+
+def _stepped_parameter(context: Context) -> tuple[Clue, ...]:
+    """The parameter with several elements in one place that a step was to update, and the class that made it."""
+    stepping = (frame.f_locals.get("self") for frame in reversed(context.frames))
+    optimizer = next((one for one in stepping if isinstance(one, torch.optim.Optimizer)), None)
+    held = [] if optimizer is None else _torch.parameters_of(optimizer)
+    shared = next((one for one in held if one.grad is not None and _repeats_elements(one)), None)
+    if optimizer is None or shared is None or context.frame is None:
+        return ()
+    name, op = naming.name_of(shared, context.frame), f"{type(optimizer).__name__}.step"
+    target = Clue("target", context.site, name=name, op=op, values=described(shared, context.frame, name))
+    for module in naming.modules_alive():
+        for attribute, one in module.named_parameters(recurse=False):
+            code = getattr(type(module).__init__, "__code__", None)
+            if one is shared and code is not None:
+                return target, Clue("shared_parameter", definition_site(code), name=attribute)
+    return target, Clue("shared_parameter", name=name)
+
+
+def _repeats_elements(tensor: torch.Tensor) -> bool:
+    """Whether an expanded dimension puts several elements at one place."""
+    sizes = zip(tensor.shape, tensor.stride(), strict=True) if tensor.layout is torch.strided else ()
+    return any(stride == 0 and size > 1 for size, stride in sizes)
 
 
 def _value_learns(frame: FrameType, own: Frame, written: Any) -> bool:

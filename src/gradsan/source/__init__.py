@@ -97,7 +97,7 @@ _NAMES = {
         "is_of_itself number_given reads_from reads_gradient scaled_before writing_at"
     ),
     "identifiers": "assigned_names consumed_names dropped_update",
-    "intent.attributes": "uses_in",
+    "intent.attributes": "bound_in_class uses_in",
     "intent.conditions": (
         "clears_its_condition compared_scores context_around is_called_with_graph is_checked is_conditional "
         "kept_as_best values_kept_as_best"
@@ -120,7 +120,7 @@ _NAMES = {
         "differentiated floating_from_start gradient_in_shape graph_for_gradient input_itself is_differentiated_later "
         "keep_graph_from passed_gradient_in_shape sum_differentiated wanted_where_bound"
     ),
-    "rewrite.copied": "clone_argument clone_given clone_handed_out clone_source handed_out",
+    "rewrite.copied": "clone_argument clone_given clone_handed_out clone_source handed_out parameter_of_copy",
     "rewrite.detached": (
         "detach_own_reads detach_own_state detach_reads is_repeated read_as_data taken_from walked_values"
     ),

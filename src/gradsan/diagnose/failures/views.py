@@ -1,4 +1,4 @@
-"""GS301, GS304, GS306 to GS308, GS311, GS315 and GS320: leaves, views and results that cannot be written in place.
+"""GS301, GS304, GS306, GS307, GS311, GS315 and GS320: leaves, views and results that cannot be written in place.
 
 GS306: a view that came out of a custom Function, or through a module's backward hook, was written.
 
@@ -16,8 +16,6 @@ GS301: a leaf that requires grad was written in place where autograd records.
 
 The fix depends on the purpose of the write: an update or an initialisation belongs under ``no_grad``; a part of the
 computation makes a new tensor.
-
-GS308: an expanded tensor, whose elements share memory, was written in place.
 """
 
 from __future__ import annotations
@@ -356,63 +354,3 @@ def parameter_assigned(failure: Failure) -> Diagnosis | None:
         explanation="explanation.parameter_assigned",
         fixes=fixes,
     )
-
-
-def expanded_written(failure: Failure) -> Diagnosis | None:
-    """Diagnose every such failure."""
-    late = failure.clue("overlapping_write")
-    if late is not None:
-        return _found_late(failure)
-    return statements.stopped(
-        failure,
-        "GS308",
-        "expanded_written",
-        fixes=lambda values: (
-            *statements.copy_where_made(failure, values),
-            *statements.new_tensor(failure, values)[:1],
-        ),
-    )
-
-
-def _found_late(failure: Failure) -> Diagnosis:
-    """Diagnose shared memory found by backward: a write with a mask or an index succeeds, and its backward fails."""
-    clues = tuple(clue for clue in failure.clues_of("overlapping_write") if clue.site is not None)
-    frame = None if clues[-1].site is None else clues[-1].site.user_frame
-    written = None if frame is None else source.writing_at(frame)
-    name = written.target if written is not None else Message("label.unnamed")
-    values = {"name": name, "op": label_texts.as_written(clues[-1].op)}
-    made = None if frame is None or written is None else source.definition_of(frame, written.target)
-    copied = () if frame is None or written is None else statements.copied_where_made(frame, written.target)
-    # Backward begins with the last computed value.
-    passing = made.elements[clues[-1].count("turn") % len(made.elements)] if made and made.elements else None
-    key = "label.taken_in_turn" if made is not None and made.is_loop else "label.bound"
-    new, result = _written_once(failure, clues, values), parts.fix("out_of_place", "preserved", values)
-    copy = parts.fix("clone_before_mutation", "preserved", values, lines=copied)
-    created = (
-        ()
-        if made is None
-        else statements.at_frame("created", made.frame, Message(key, {"name": name, "value": made.value}))
-    )
-    return parts.diagnosis(
-        failure,
-        "GS308",
-        "expanded_written",
-        values=values,
-        explanation="explanation.expanded_written_late",
-        labels=(
-            *created,
-            *parts.labels_of(clues, "written", "label.expanded_written_late", values),
-            *parts.used(failure, "label.overlap_found"),
-        ),
-        tensor=parts.tensor_of(clues[-1], passing or (name if isinstance(name, str) else None)),
-        fixes=new if new and not copied else (copy, next((one for one in new if one.kind == result.kind), result)),
-    )
-
-
-def _written_once(failure: Failure, writes: tuple[Clue, ...], values: Mapping[str, object]) -> tuple[Fix, ...]:
-    """A new tensor at the statement that wrote, where it is one: an argument may be a copy to nobody else."""
-    places = {
-        (one.site.user_frame.file, one.site.user_frame.line) for one in writes if one.site and one.site.user_frame
-    }
-    fixes = statements.new_tensor_at(failure, writes, values) if len(places) == 1 else ()
-    return fixes if any(one.lines for one in fixes) else ()

@@ -1,4 +1,4 @@
-"""Reads of a module's attribute in its forward and in the methods that it calls."""
+"""A module's attribute in its class: where it is bound, and its reads in the forward and the methods that it calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from gradsan.model import Frame
 from gradsan.source.flow.cuts import mode_around, mode_of_decorators
-from gradsan.source.identifiers import leaf_name
+from gradsan.source.identifiers import chain_key, leaf_name
 from gradsan.source.locate import statement_at
 from gradsan.source.tree import FunctionNode, SourceFile, read_source
 
@@ -61,6 +61,21 @@ def uses_in(definition: Frame, attribute: str) -> tuple[Used, ...] | None:
                 met.add(called)
                 waiting.append(called)
     return tuple(found) if found or is_all_seen else None
+
+
+def bound_in_class(definition: Frame, attribute: str) -> Frame | None:
+    """The one statement of the class of the method at ``definition`` that binds ``self.<attribute>``, as a frame."""
+    source = read_source(definition.file)
+    function = None if source is None else _defined_at(source, definition)
+    owner = None if source is None or function is None else source.owner_class(function)
+    if source is None or owner is None:
+        return None
+    bound = [
+        node
+        for node in ast.walk(owner)
+        if isinstance(node, ast.Assign) and any(chain_key(one) == f"self.{attribute}" for one in node.targets)
+    ]
+    return _frame(source, definition, bound[0]) if len(bound) == 1 else None
 
 
 def _is_name(node: ast.expr, name: str) -> bool:

@@ -37,6 +37,22 @@ def clone_given(frame: Frame, chosen: Callable[[ast.Call], ast.expr | None]) -> 
     return edited(source, edits, "clone_before")
 
 
+def parameter_of_copy(frame: Frame) -> Change | None:
+    """``nn.Parameter(x.expand(4).clone())``, or ``x.expand(4).clone().requires_grad_()``, where it is made."""
+    statement = statement_at(frame)
+    value = statement.node.value if statement is not None and isinstance(statement.node, ast.Assign) else None
+    if statement is None or not isinstance(value, ast.Call):
+        return None
+    is_method = isinstance(value.func, ast.Attribute) and value.func.attr == "requires_grad_"
+    if not is_method and (leaf_name(value.func) != "Parameter" or not value.args):
+        return None
+    given = value.func.value if isinstance(value.func, ast.Attribute) and is_method else value.args[0]
+    span, is_primary = statement.source.span(given), isinstance(given, _PRIMARY)
+    edits = [] if is_primary else [Edit.before(span, "(")]
+    edits.append(Edit.after(span, ".clone()" if is_primary else ").clone()"))
+    return edited(statement.source, edits, "clone_before")
+
+
 def clone_for_second_name(
     source: SourceFile, statement: ast.stmt, written: ast.AST, notes: tuple[str, ...]
 ) -> Change | None:
