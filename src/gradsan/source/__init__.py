@@ -79,7 +79,7 @@ _NAMES = {
     "flow.reaching": "is_of_copy runs_more_often",
     "flow.reuse": "SecondName argument_read_later copy_second_name copy_where_bound is_made_in_round second_name",
     "flow.results": (
-        "cached_function collected_result computed_defaults earlier_result is_in_loop is_running_state line_adding "
+        "cached_function collected_result computed_defaults dropped_update earlier_result is_in_loop is_running_state line_adding "
         "lines_reading names_unpacked one_many_times parameter_names read_behind times_in_list"
     ),
     "flow.rounds": (
@@ -96,7 +96,7 @@ _NAMES = {
         "Made attribute_owner computes_with_result definition_of given_to_optimizer is_computed_with "
         "is_of_itself number_given reads_from reads_gradient scaled_before writing_at"
     ),
-    "identifiers": "assigned_names consumed_names dropped_update",
+    "identifiers": "assigned_names consumed_names",
     "intent.attributes": "bound_in_class uses_in",
     "intent.conditions": (
         "clears_its_condition compared_scores context_around is_called_with_graph is_checked is_conditional "

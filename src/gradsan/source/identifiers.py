@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from gradsan.model import Frame
-from gradsan.source.locate import Expression, Statement, statement_at
+from gradsan.source.locate import Expression, Statement
 from gradsan.source.methods import ADDING, CHANGING_METADATA, OVERWRITING, is_inplace_method, is_inplace_name
 from gradsan.source.tree import FunctionNode, SourceFile, starred
 
@@ -403,18 +402,3 @@ def _is_read(name: str, node: ast.Assign, loop: ast.For | ast.AsyncFor, scope: a
 
 
 _BINDERS = (ast.For, ast.AsyncFor, ast.comprehension)
-
-
-def dropped_update(frame: Frame) -> tuple[str, str | None] | None:
-    """``p`` where the statement at ``frame`` is ``p = p - lr * p.grad`` in a loop over ``p``, and nothing reads it.
-
-    With the value of :func:`dropped_updates`.
-    """
-    statement = statement_at(frame)
-    loop = statement.loops[-1] if statement is not None and statement.loops else None
-    if statement is None or not isinstance(loop, ast.For):
-        return None
-    for one, held in dropped_updates(loop, statement.function or statement.source.module).items():
-        if one is statement.node and isinstance(target := one.targets[0], ast.Name):
-            return target.id, held
-    return None

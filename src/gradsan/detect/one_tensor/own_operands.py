@@ -22,14 +22,13 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from gradsan import _torch, source
 from gradsan.detect.meaning.made import Making
 from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.detect.memory import Uncounted
 from gradsan.detect.one_tensor.kept_references import reads_at
-from gradsan.detect.one_tensor.second_names import Arrays, DetachedLeaves
+from gradsan.detect.one_tensor.second_names import Arrays, DetachedLeaves, facts_of_value
 from gradsan.model import Clue, Failure, Site
 from gradsan.record.detector import Run
 from gradsan.record.log import RawStack, RawWrite, logged_writes
@@ -119,10 +118,9 @@ class OwnOperands(RoundDetector):
         given = list(itertools.islice((*args, *kwargs.values()), 2))
         is_pair = len(given) == 2 and all(type(one) in _torch.PLAIN_TENSORS for one in given)
         is_mixed = self._mixes.computed(op, args, result)
-        if op.strip("_").removeprefix("r") in _MIXES and len(self._computed) <= _STACKS:
-            facts = next((_torch.facts_of(one) for one in args if type(one) is nn.Parameter), None)
-            if facts is not None:
-                self._computed.setdefault(self._core.stack(), facts)
+        is_new = op.strip("_").removeprefix("r") in _MIXES and len(self._computed) <= _STACKS
+        if is_new and (facts := facts_of_value(args, self._core)) is not None:
+            self._computed.setdefault(self._core.stack(), facts)
         if (op not in _TAKES_OPERAND and op not in _COMPARES) or len(self._own) > _STACKS or not is_pair:
             return
         is_leaf = any(map(_torch.is_trainable_leaf, given))
@@ -161,7 +159,7 @@ class OwnOperands(RoundDetector):
         for stack in [one for one in self._computed if is_last and one not in self._described]:
             self._described.add(stack)
             frame = (site := symbolise(stack)).user_frame
-            dropped = None if frame is None else source.dropped_update(frame)
+            dropped = None if frame is None else source.dropped_update(frame, not self._computed[stack]["is_leaf"])
             if frame is not None and dropped is not None and (frame.file, frame.line) not in self._described:
                 self._described.add((frame.file, frame.line))
                 name, held = dropped[0], dropped[1] or source.walked_over(frame, dropped[0])[0]

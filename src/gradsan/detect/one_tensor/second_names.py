@@ -43,7 +43,7 @@ from gradsan.heuristics import is_named_in_place
 from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Finder, Run
 from gradsan.record.ledger import QUIET_KINDS, as_write, site_that_made
-from gradsan.record.log import RawStack, RawWrite, backward_calls, logged_writes
+from gradsan.record.log import Core, RawStack, RawWrite, backward_calls, logged_writes
 from gradsan.record.stacks import is_of_program, is_user_file, symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -382,3 +382,12 @@ class Arrays:
             if any(storage in record.storages for record in taken):
                 return True
         return False
+
+
+def facts_of_value(args: tuple[Any, ...], core: Core) -> dict[str, Any] | None:
+    """Facts of the parameter that an operation reads, or of a value without a graph, such as ``p.detach()``."""
+    leaf = next((one for one in args if type(one) is torch.nn.Parameter), None)
+    if leaf is not None:
+        return {**_torch.facts_of(leaf), "is_leaf": True}
+    is_plain = bool(args) and type(args[0]) in _torch.PLAIN_TENSORS and not args[0].requires_grad
+    return {**_torch.facts_of(args[0]), "is_leaf": False} if is_plain and is_of_program(core.stack(4)) else None

@@ -16,7 +16,15 @@ from gradsan.source.flow.reuse import (
     statements_of,
 )
 from gradsan.source.flow.rounds import walked_over
-from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, leaf_name, local_nodes, parameters
+from gradsan.source.identifiers import (
+    assigned_names,
+    bindings_of,
+    chain_key,
+    dropped_updates,
+    leaf_name,
+    local_nodes,
+    parameters,
+)
 from gradsan.source.locate import Expression, Statement, expression_at, statement_at
 from gradsan.source.methods import LIST_ADDS
 from gradsan.source.tree import ScopeNode, read_source
@@ -123,6 +131,25 @@ def collected_result(frame: Frame, keeper: str) -> SecondName | None:
             if read is not None:
                 value = None if part is getattr(statement.node, "value", None) else source.span(part)
                 return SecondName(keeper, "list", part.lineno, read.lineno, value)
+    return None
+
+
+def dropped_update(frame: Frame, of_parameters: bool = False) -> tuple[str, str | None] | None:
+    """``p`` where the statement at ``frame`` is ``p = p - lr * p.grad`` in a loop over ``p``, and nothing reads it.
+
+    With the value of :func:`dropped_updates`. ``of_parameters``: only where the loop is over ``….parameters()``.
+    """
+    statement = statement_at(frame)
+    loop = statement.loops[-1] if statement is not None and statement.loops else None
+    if (
+        statement is None
+        or not isinstance(loop, ast.For)
+        or (of_parameters and "parameters()" not in ast.unparse(loop.iter))
+    ):
+        return None
+    for one, held in dropped_updates(loop, statement.function or statement.source.module).items():
+        if one is statement.node and isinstance(target := one.targets[0], ast.Name):
+            return target.id, held
     return None
 
 
