@@ -88,7 +88,7 @@ class OpposedGradients:
         standing, between = left
         both, known = {id(one) for one in reached}, {id(one.leaf()) for one in gradients}
         standing = [one for one in standing if id(one.leaf()) in both]
-        before = self._numbers(standing) if both <= known and 0 < len(standing) < len(both) else None
+        before = self._numbers(standing) if both <= known and 0 < len(standing) <= len(both) else None
         if before is not None:
             # The outputs would keep the graph alive.
             self._met = Opposed(first._replace(outputs=()), entry._replace(outputs=()), between, standing, before)
