@@ -12,7 +12,8 @@ tensor, so all elements are the gradient of the last round.
 
 And one tensor that is ``.grad`` of two parameters of one optimizer: at the 1st, 2nd, 4th and 8th backward of a line,
 which adds to the one and so to the other, and at the first step, where a loop over parameters has written ``p.grad``
-once for each. Parameters over one memory, or of equal values, may share their gradient.
+once for each. Parameters over one memory, or of equal values, may share their gradient. And one that was given to a
+parameter by reference, and cleared as another's before that step.
 
 What a function keeps as the best values so far (``best_values.py``) is looked at in 64 backwards, and at powers of two;
 what a list keeps of weights (``kept_weights.py``) in the first 16, and at powers of two.
@@ -42,6 +43,7 @@ import torch
 
 from gradsan import _torch, source
 from gradsan.detect.exports import Exports
+from gradsan.detect.gradients.clip_calls import CLEARS
 from gradsan.detect.gradients.kept_gradients import COMPREHENSIONS, by_gradient, others_run, reads_gradient
 from gradsan.detect.meaning.made import Making
 from gradsan.detect.one_tensor.second_names import at_line
@@ -161,6 +163,31 @@ class KeptReferences(Finder):
             owner = (name or "").removesuffix(".grad")
             if frame is not None and written and owner != name and source.is_target_of_loop(frame, owner, frame):
                 self._tell(first, second, self._core.stack(), written[0])
+                return
+        self._look_at_adopted(list(_torch.parameters_of(optimizer)))
+
+    def _look_at_adopted(self, leaves: list[Any]) -> None:
+        """Report a gradient that was given to one of ``leaves`` without a copy, and cleared as that of the other.
+
+        No backward has filled it since: it has moved by the logged writes alone.
+        """
+        grads = {
+            _place(one.grad): one for one in leaves if one.grad is not None and (_torch.use_count(one.grad) or 0) > 2
+        }
+        own = set(map(id, leaves))
+        models = naming.all_modules_alive() if grads else ()
+        others = (one for model in models for one in model.parameters(recurse=False) if id(one) not in own)
+        for other in others:
+            gradient = other.grad
+            leaf = None if gradient is None else grads.get(_place(gradient))
+            if gradient is None or leaf is None:
+                continue
+            storage = _torch.storage_or_none(gradient)
+            raws = [raw for raw in logged_writes(self._core) if raw.storage == storage and raw.kind != "metadata"]
+            cleared = next((raw for raw in reversed(raws) if raw.op in CLEARS), None)
+            later = sum(cleared is not None and raw.clock > cleared.clock for raw in raws)
+            if cleared is not None and int(gradient._version) == (cleared.version or 0) + later:
+                self._tell(leaf, other, self._core.stack(), cleared)
                 return
 
     def _taken(self, tensor: torch.Tensor, stack: RawStack) -> None:

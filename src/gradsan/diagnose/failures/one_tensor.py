@@ -14,6 +14,7 @@ from gradsan.model import Diagnosis, Failure, Frame, Label, Lines, Message, Name
 
 _SHOWN = 40
 """Characters of a statement that a sentence quotes in full."""
+_CLEARS = ("zero_", "_foreach_zero_", "fill_")
 KEPT_GRADIENT = "kept_gradient_changed"
 RETURNED = "results_are_one"
 
@@ -199,14 +200,16 @@ def shared_gradient(failure: Failure) -> Diagnosis | None:
     if gradient is None or second is None:
         return None
     values = {"name": gradient.name, "other": second.name}
+    is_cleared = written is not None and written.op in _CLEARS
+    words = "" if written is None else "_left" if is_cleared else "_stepped"
     return _warning(
         failure,
         values,
         labels=(
-            *parts.label_of(written, "written", "label.gradient_of_two_written", values),
-            *parts.used(
-                failure, "label.gradient_of_two" if written is None else "label.gradient_of_two_stepped", values
+            *parts.label_of(
+                written, "written", f"label.gradient_of_two_{'cleared' if is_cleared else 'written'}", values
             ),
+            *parts.used(failure, f"label.gradient_of_two{words}", values),
         ),
         tensor=parts.tensor_of(gradient, gradient.op or gradient.name),
         help_key="help.gradient_of_two",
