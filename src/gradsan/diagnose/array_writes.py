@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from gradsan import source
 from gradsan.diagnose.names import TAKE_IN
@@ -55,6 +56,7 @@ def writers(op: str | None, site: Site, save: Site | None, use: Site) -> tuple[t
         found = list(_in_callee(parsed, node, frame))
     if not found and names and save is not None:
         found = list(_in_other_method(parsed, node, names, frame))
+        found = found or list(_in_object(parsed, node, min(names), frame, save, use))
     outer = site.frames[: site.frames.index(frame)]
     return tuple((name, Site((*outer, *frames))) for name, frames in found)
 
@@ -108,6 +110,65 @@ def _in_other_method(
     if len(methods) == 1 and isinstance(methods[0], ast.FunctionDef) and methods[0] in owner.body:
         for _, line in _writes(parsed, methods[0], names, methods[0], methods[0].lineno):
             yield name, (Frame(frame.file, line, methods[0].name, is_user=True),)
+
+
+def _in_object(
+    parsed: SourceFile, node: ast.stmt, name: str, frame: Frame, save: Site, use: Site
+) -> Iterator[tuple[str, tuple[Frame, ...]]]:
+    """The writes of ``self.state`` by the one method of ``env`` that is called between, where ``env`` gave the array.
+
+    ``obs = env.reset()`` and ``obs, reward = env.step(a)`` return it as it is.
+    """
+    saved, used = _line_in(save, frame), _line_in(use, frame)
+    calls = [one for one in ast.walk(_function_of(parsed, node)) if isinstance(one, ast.Call)]
+    methods = [(ast.unparse(one.func.value), one) for one in calls if isinstance(one.func, ast.Attribute)]
+    bound = [one for one in methods if name in _names_bound(parsed, one[1])]
+    owners = {owner for owner, _ in bound}
+    held = _class_of(parsed, owners.pop()) if len(owners) == 1 and saved is not None else None
+    if held is None or saved is None:
+        return
+    made, kind = held
+    of_class = {one.name: one for one in kind.body if isinstance(one, ast.FunctionDef)}
+    giving = [of_class.get(leaf_name(one.func) or "") for _, one in bound]
+    given = {text for one in giving if one is not None for text in _returned(one)}
+    between = [one for owner, one in methods if owner == bound[0][0] and saved < one.lineno < (used or one.lineno + 1)]
+    called = {leaf_name(one.func): one for one in between}
+    found = [
+        (call, method, line)
+        for called_as, call in called.items()
+        if (method := of_class.get(called_as or "")) is not None and len(given) == 1
+        for _, line in _writes(made, method, given, method, method.lineno)
+    ]
+    if len({method.name for _, method, _ in found}) == 1:
+        for call, method, line in found:
+            at = replace(frame, line=call.lineno, column=None, end_line=None, end_column=None)
+            yield min(given), (at, Frame(made.file, line, method.name, is_user=True))
+
+
+def _names_bound(parsed: SourceFile, call: ast.Call) -> list[str]:
+    statement = parsed.parents[call][0]
+    return source.assigned_names(statement) if isinstance(statement, ast.Assign) else []
+
+
+def _class_of(parsed: SourceFile, name: str) -> tuple[SourceFile, ast.ClassDef] | None:
+    """The class of which the file makes ``name``, there or in a module beside it."""
+    made = [one.value for one in parsed.nodes if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == name]
+    called = leaf_name(made[0].func) if len(made) == 1 and isinstance(made[0], ast.Call) else None
+    modules = [one.module for one in parsed.nodes if isinstance(one, ast.ImportFrom) and one.module and not one.level]
+    modules += [alias.name for one in parsed.nodes if isinstance(one, ast.Import) for alias in one.names]
+    beside = (read_source(str(Path(parsed.file).with_name(f"{one}.py"))) for one in modules if called)
+    for other in (parsed, *beside):
+        for one in other.module.body if other is not None else ():
+            if other is not None and isinstance(one, ast.ClassDef) and one.name == called:
+                return other, one
+    return None
+
+
+def _returned(method: ast.FunctionDef) -> set[str]:
+    """The attributes that a method returns themselves: ``self.state`` of ``return self.state, reward``."""
+    values = [one.value for one in ast.walk(method) if isinstance(one, ast.Return)]
+    parts = [part for one in values for part in (one.elts if isinstance(one, ast.Tuple) else [one])]
+    return {ast.unparse(one) for one in parts if isinstance(one, ast.Attribute)}
 
 
 def _writes(

@@ -159,6 +159,29 @@ for _ in range(3):
     ring.add(np.random.randn(2, 3))
     loss.backward()
 """,
+    "state_of_a_world_that_goes_on": """
+import numpy as np
+import torch
+class World:
+    def __init__(self, size):
+        self.view = np.zeros(size, np.float32)
+    def begin(self):
+        self.view[:] = np.random.randn(len(self.view))
+        return self.view
+    def act(self, choice):
+        self.view[choice] += 1  # written
+        np.multiply(self.view, 0.9, out=self.view)  # written
+        return self.view, -abs(float(self.view.sum()))
+policy = torch.nn.Linear(3, 3)
+world = World(3)
+for _ in range(2):
+    seen, total = world.begin(), 0.0
+    for _ in range(3):
+        scores = policy(torch.as_tensor(seen)).log_softmax(0)
+        seen, gain = world.act(int(scores.argmax()))
+        total = total - scores.max() * gain
+    total.backward()
+""",
 }
 
 
