@@ -137,7 +137,7 @@ def collected_result(frame: Frame, keeper: str) -> SecondName | None:
 def dropped_update(frame: Frame, of_parameters: bool = False) -> tuple[str, str | None] | None:
     """``p`` where the statement at ``frame`` is ``p = p - lr * p.grad`` in a loop over ``p``, and nothing reads it.
 
-    With the value of :func:`dropped_updates`. ``of_parameters``: only where the loop is over ``….parameters()``.
+    With the value of :func:`dropped_updates`. ``of_parameters``: only the variable of a loop over ``….parameters()``.
     """
     statement = statement_at(frame)
     loop = statement.loops[-1] if statement is not None and statement.loops else None
@@ -149,7 +149,7 @@ def dropped_update(frame: Frame, of_parameters: bool = False) -> tuple[str, str 
         return None
     for one, held in dropped_updates(loop, statement.function or statement.source.module).items():
         if one is statement.node and isinstance(target := one.targets[0], ast.Name):
-            return target.id, held
+            return None if of_parameters and held else (target.id, held)
     return None
 
 
