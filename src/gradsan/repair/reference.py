@@ -56,12 +56,15 @@ def reference_for(request: Request, faults: Sequence[Diagnosis]) -> Request:
     for fault in faults:
         if fault.cause == "leaf_written":
             first = next((fix.kind for fix in fault.fixes), "no_grad")
-            is_new = first in ("out_of_place", "clone_before_mutation")
+            of_layer = first == "disable_inplace_module"
+            is_new = of_layer or first in ("out_of_place", "clone_before_mutation")
             allowances.add("renew_leaves" if is_new else "write_leaves")
             if is_new and fault.title.key == "title.leaf_view_written":
                 allowances.add("own_leaf_views")
             written = (label for label in fault.labels if label.role == "written")
-            if is_new and any(source.computes_with_result(label.frame, label.op or "") for label in written):
+            if is_new and (
+                of_layer or any(source.computes_with_result(label.frame, label.op or "") for label in written)
+            ):
                 allowances.add("renew_results")
     files = {**request.files, **Patch().with_lines(second_names_copied(faults)).files}
     return replace(request, mode="heal", allowances=frozenset(allowances), files=files)

@@ -115,7 +115,9 @@ _NAMES = {
         "reads_gradients sets_gradients steps_in_some_rounds unreturned_gradient"
     ),
     "joined": "on_own_lines",
-    "locate": "Expression Statement expression_at expressions_at is_argument names_in_function statement_at",
+    "locate": (
+        "Expression Statement expression_at expressions_at is_argument is_call_alone names_in_function statement_at"
+    ),
     "rewrite.asked": (
         "differentiated floating_from_start gradient_in_shape graph_for_gradient input_itself is_differentiated_later "
         "keep_graph_from passed_gradient_in_shape sum_differentiated wanted_where_bound"

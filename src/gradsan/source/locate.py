@@ -222,6 +222,15 @@ def statement_text(source: SourceFile, node: ast.stmt) -> str:
     return source.slice(Span(span.line, span.column, *last)) + closing
 
 
+def is_call_alone(frame: Frame) -> bool:
+    """Whether the statement at ``frame`` is one call whose result nothing uses: ``act(x)``, ``x.sigmoid_()``."""
+    statement = statement_at(frame)
+    call = statement.node.value if statement is not None and isinstance(statement.node, ast.Expr) else None
+    if not isinstance(call, ast.Call):
+        return False
+    return not any(isinstance(one, ast.Call) for one in ast.walk(call) if one is not call)
+
+
 def names_in_function(frame: Frame, name: str) -> bool:
     """Whether the function at ``frame`` has an argument, a variable or an attribute ``name``."""
     statement = statement_at(frame)

@@ -207,7 +207,7 @@ def _purpose(failure: Failure) -> str:
     if frame is not None and source.clears_its_condition(frame):
         return "initialisation"
     # An update by gradients with a graph of their own is part of the training: the inner step of MAML.
-    if facts.get("value_learns"):
+    if facts.get("value_learns") or _is_of_layer(failure):
         return "computation"
     if frame is not None and source.reads_gradient(frame, or_beside=True, followed=True):
         return "update"
@@ -225,6 +225,20 @@ def _purpose(failure: Failure) -> str:
     if in_setup or facts.get("is_parameter") or _op(failure) in parts.FILLING:
         return "initialisation"
     return "computation"
+
+
+def _is_of_layer(failure: Failure) -> bool:
+    """Whether a layer or a function of a package wrote its input, and the statement uses what it returned.
+
+    Its gradient is wanted, however it uses memory: without autograd, ``y = relu(x)`` would have that of ``y = x``.
+    """
+    frame, frames = failure.site.user_frame, failure.site.frames
+    below = frames[max((at for at, one in enumerate(frames) if one.is_user), default=len(frames)) + 1 :]
+    is_layer = any(
+        one.function.endswith("._call_impl") or one.file.replace("\\", "/").endswith("torch/nn/functional.py")
+        for one in below
+    )
+    return is_layer and frame is not None and not source.is_call_alone(frame)
 
 
 def _op(failure: Failure) -> str:
@@ -308,6 +322,8 @@ def _fixes(failure: Failure, purpose: str, values: Mapping[str, object]) -> tupl
         target = failure.clue("target")
         return (outside,) if target is not None and target.values.get("is_parameter") else (outside, *new)
     # The value computed from the leaf is meant to be differentiated: without autograd it would not be.
+    if _is_of_layer(failure):
+        return _of_layer(failure, new, values)
     target = failure.clue("target")
     # A second name is meant for a computation, which in the parameter itself would be repeated in every forward.
     learns = (target is not None and bool(target.values.get("value_learns"))) or _is_by_second_name(failure)
@@ -316,6 +332,14 @@ def _fixes(failure: Failure, purpose: str, values: Mapping[str, object]) -> tupl
     if purpose == "checkpoint" or learns or _is_view_of_leaf(failure):
         return new
     return (outside, *new) if _is_for_caller(failure) else (*new, outside)
+
+
+def _of_layer(failure: Failure, new: tuple[Fix, ...], values: Mapping[str, object]) -> tuple[Fix, ...]:
+    """``inplace=False`` in the layer, or no ``inplace=True`` for a function; else a copy is given to it."""
+    layer = parts.layer_out_of_place(failure, values)
+    if not layer and not any(one.lines for one in new):
+        return (parts.fix("disable_inplace_module", "preserved", values), *new)
+    return (*layer, *(one for one in new if one.lines or not layer))
 
 
 def _is_for_caller(failure: Failure) -> bool:
