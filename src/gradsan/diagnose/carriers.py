@@ -161,6 +161,19 @@ def cut_read(used: Site, taken: Sequence[Site], held: Sequence[Held]) -> Fix | N
     return None
 
 
+def cut_put_back(used: Site, held: Sequence[Held]) -> Fix | None:
+    """Detach the state where the round puts it back into what it took it from: ``states[key] = state.detach()``."""
+    for frame in reversed(used.user_frames):
+        for one in (one for one in held if one.file == frame.file):
+            name = re.split(r"[.\[]", one.path)[0]
+            shape = "tensor" if one.path == name else _held_as(one, name)
+            found = None if shape is None else source.put_back(frame, name, shape)
+            if found is not None:
+                lines = source.changed_lines(frame.file, found[1])
+                return Fix.worded("help.detach_carried_state", {"bridge": found[0]}, lines)
+    return None
+
+
 def written_with_graph(name: str, made: Sequence[Site], carrier: Carrier | None) -> tuple[Fix, ...]:
     """The writes that gave a parameter a graph, under ``no_grad``: no other tensor can take its place in the module.
 

@@ -74,7 +74,7 @@ _NAMES = {
         "Addition added_to_optimizer additions are_later_rounds are_updated_alike assignments averaged_array "
         "chooses_parameters is_bound_by_choice is_computed_in_rounds is_filled_once is_target_in_rounds"
     ),
-    "flow.members": "container_of is_mapped is_walked_over",
+    "flow.members": "container_of is_mapped is_walked_over put_back",
     "flow.modules": "DETACHED Shape inplace_layer_false state_given",
     "flow.reaching": "is_of_copy runs_more_often",
     "flow.reuse": "SecondName argument_read_later copy_second_name copy_where_bound is_made_in_round second_name",
@@ -147,7 +147,8 @@ _NAMES = {
     "rewrite.renewing": "computed_before_rounds run_again run_again_for_next_round run_again_for_state view_again",
     "rewrite.scatter": "element_out_of_place part_out_of_place",
     "rewrite.stepping": (
-        "backward_to_its_step called_step_behind later_backward_to_its_step step_by_scaler steps_without_backward"
+        "backward_to_its_step called_step_behind is_only_backward later_backward_to_its_step step_by_scaler "
+        "steps_without_backward"
     ),
     "rewrite.parts": "parts_collected",
     "rewrite.suggest": (

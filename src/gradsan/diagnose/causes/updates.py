@@ -187,9 +187,12 @@ def state_carried_over(facts: Facts) -> Diagnosis | None:
         return None
     carrier = carriers.find(facts.conflict.use.site, bridge)
     is_next = carrier is not None and (bridge.backward_ran_between or _crosses_rounds(facts, carrier, bridge))
+    kept = carriers.cut_put_back(facts.conflict.use.site, bridge.held)
+    is_next = is_next or (kept is not None and bridge.backward_ran_between)
     if not is_next and parameter is None and not _went_back_before(facts):
         return None
     shown: str | Message = Message("label.unnamed_state") if carrier is None else carrier.name
+    shown = str(kept.summary.values["bridge"]) if carrier is None and kept is not None else shown
     shown = parameter or shown
     use, save = facts.conflict.use, facts.conflict.save
     used = Message("label.used_across_step", {"bridge": shown, "step": use.step, "earlier": save.step})
@@ -205,6 +208,7 @@ def state_carried_over(facts: Facts) -> Diagnosis | None:
     if whole is None and not cut[0].lines:
         whole = detach_held(use.site, updated, bridge.held, or_renewed=True)
         whole = whole or carriers.cut_read(use.site, bridge.taken_near, bridge.held)
+        whole = whole or kept
     cut = cut if whole is None else (whole,)
     cut = carriers.cut_term(cut, updated, carrier, bridge.made_near) if bridge.is_term else cut
     if parameter is not None:

@@ -104,7 +104,7 @@ def _carried(case: Case) -> Diagnosis:
         if collected is None and not lines:
             collected = detach_held(used, case.updated, held, or_renewed=True)
             taken = tuple(one.site for one in case.failure.clues_of("bridge_taken") if one.site is not None)
-            collected = collected or carriers.cut_read(used, taken, held)
+            collected = collected or carriers.cut_read(used, taken, held) or carriers.cut_put_back(used, held)
     cuts: tuple[Fix, ...] = (cut if collected is None else collected,)
     if case.bridge.values.get("is_term"):
         made = tuple(one.site for one in case.failure.clues_of("bridge_made") if one.site is not None)
@@ -154,7 +154,17 @@ def _once(case: Case) -> Diagnosis:
     collected = detach_collected(held_of(case.failure), of_any_length=case.updated is not None)
     if collected is not None:
         return diagnosis_of(case, ONCE, (collected,), note)
-    borrowed = detach_other_network(borrowed_of(case.failure), None) if case.updated is not None else ()
+    # Cut off from the one backward of all its losses, what they share would learn nothing.
+    is_theirs = (
+        used is not None
+        and source.is_only_backward(used)
+        and any(
+            source.in_same_function(one, used) and one.line < used.line and not source.in_same_loops(one, used)
+            for one in made
+        )
+    )
+    is_cut = case.updated is not None and not is_theirs
+    borrowed = detach_other_network(borrowed_of(case.failure), None) if is_cut else ()
     # Without an update, recomputing gives the same values: the losses of several tasks, one after another.
     kept = () if case.updated is not None else (keep_graph(case),)
     learning = bool(case.bridge.values.get("is_trained")), bool(case.bridge.values.get("is_nobodys"))

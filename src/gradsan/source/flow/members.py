@@ -6,9 +6,12 @@ import ast
 import re
 
 from gradsan.model import Frame
+from gradsan.source.change import Change, Edit, edited
 from gradsan.source.flow.bindings import last_binding
-from gradsan.source.identifiers import leaf_name
-from gradsan.source.locate import statement_at
+from gradsan.source.flow.modules import DETACHED, Shape
+from gradsan.source.flow.rounds import in_same_loops
+from gradsan.source.identifiers import leaf_name, local_nodes
+from gradsan.source.locate import frame_of, statement_at
 
 _MEMBER = re.compile(r"""(\w+)\[(?:"[^"]*"|'[^']*'|\d+)\]""")
 _SHALLOW = frozenset({"dict", "list", "tuple", "copy"})
@@ -48,3 +51,27 @@ def is_mapped(frame: Frame) -> bool:
     return walked is not None and any(
         isinstance(one, ast.Call) and leaf_name(one.func) == "map" for one in ast.walk(walked)
     )
+
+
+def put_back(frame: Frame, name: str, shape: Shape) -> tuple[str, Change] | None:
+    """What keeps the value of ``name`` for a later round than that of ``frame``, and the statement with it detached.
+
+    ``states[key] = state``, alone or in a tuple, where the function reads ``states[key]``, too.
+    """
+    statement = statement_at(frame)
+    if statement is None:
+        return None
+    source, nodes = statement.source, list(local_nodes(statement.function or statement.source.module))
+    reads = [one for one in nodes if isinstance(one, ast.Subscript | ast.Attribute) and isinstance(one.ctx, ast.Load)]
+    for node in nodes:
+        target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+        if not isinstance(node, ast.Assign) or not isinstance(target, ast.Subscript | ast.Attribute):
+            continue
+        kept = node.value.elts if isinstance(node.value, ast.Tuple | ast.List) else [node.value]
+        names = [one.id for one in kept if isinstance(one, ast.Name)]
+        is_same = name in names and in_same_loops(frame_of(source, node, frame), frame)
+        if is_same and any(source.text(one) == source.text(target) for one in reads):
+            cuts = [Edit(source.span(one), DETACHED[shape].format(source.text(one))) for one in kept]
+            change = edited(source, cuts, "detach") if len(names) == len(kept) else None
+            return None if change is None else (source.text(target), change)
+    return None

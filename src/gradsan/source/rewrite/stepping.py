@@ -88,6 +88,17 @@ def later_backward_to_its_step(backward: Frame) -> Lines:
     return ()
 
 
+def is_only_backward(frame: Frame) -> bool:
+    """Whether the file has no other backward than the one at ``frame``, which a loop runs for each of its losses."""
+    source = read_source(frame.file)
+    found = (
+        []
+        if source is None
+        else [source.span(node).line for node in source.nodes if isinstance(node, ast.Call) and _is_backward(node)]
+    )
+    return len(found) == 1 and frame.line <= found[0] <= (frame.end_line or frame.line)
+
+
 def steps_without_backward(step: Frame, backward: Frame) -> bool:
     """Whether each round of a loop computes a loss and steps, and an ``if`` around chooses if any runs the backward.
 
