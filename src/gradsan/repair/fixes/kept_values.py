@@ -362,7 +362,7 @@ def _without_decorator(source: SourceFile, decorator: ast.expr) -> Lines:
 
 
 def called_where_read(made: Label) -> Fix | None:
-    """``self.fold()``, which computes attributes, moved from the constructor into the one method that reads them."""
+    """``self.fold()``, which computes attributes, moved from the constructor to where a method reads them."""
     computed = next(blocks.placements(made), None)
     method = None if computed is None else computed.source.function(computed.statement)
     if computed is None or not isinstance(method, ast.FunctionDef) or draws_again(ast.walk(method)):
@@ -380,10 +380,14 @@ def called_where_read(made: Label) -> Fix | None:
         if isinstance(one, ast.FunctionDef) and one is not method
         if any(own_attribute(node) in bound for node in ast.walk(one))
     ]
+    # Of several that read it, forward is the one that each round runs first.
+    reading = [one for one in reading if one.name == "forward"] if len(reading) > 1 else reading
     is_once = isinstance(constructor, ast.FunctionDef) and constructor.name == "__init__" and len(call.block) > 1
     if not is_once or len(reading) != 1 or reading[0] is constructor or not is_whole_lines(source, call.statement):
         return None
     first = reading[0].body[int(ast.get_docstring(reading[0], clean=False) is not None)]
+    if first.lineno == reading[0].lineno:
+        return None
     line, text = source.span(first).line, f"{source.indent(first)}{source.text(call.statement)}"
     changes = {**blocks.removed(source, call.statement), line: f"{text}\n{source.lines[line - 1]}"}
     return blocks.fix("recompute_forward", blocks.lines_changed(source, changes), "rebuild_in_function")

@@ -56,7 +56,7 @@ def is_mapped(frame: Frame) -> bool:
 def put_back(frame: Frame, name: str, shape: Shape) -> tuple[str, Change] | None:
     """What keeps the value of ``name`` for a later round than that of ``frame``, and the statement with it detached.
 
-    ``states[key] = state``, alone or in a tuple, where the function reads ``states[key]``, too.
+    ``states[key] = state``, alone or in a tuple, where the function has read ``states[key]`` before.
     """
     statement = statement_at(frame)
     if statement is None:
@@ -70,7 +70,7 @@ def put_back(frame: Frame, name: str, shape: Shape) -> tuple[str, Change] | None
         kept = node.value.elts if isinstance(node.value, ast.Tuple | ast.List) else [node.value]
         names = [one.id for one in kept if isinstance(one, ast.Name)]
         is_same = name in names and in_same_loops(frame_of(source, node, frame), frame)
-        if is_same and any(source.text(one) == source.text(target) for one in reads):
+        if is_same and any(one.lineno < node.lineno and source.text(one) == source.text(target) for one in reads):
             cuts = [Edit(source.span(one), DETACHED[shape].format(source.text(one))) for one in kept]
             change = edited(source, cuts, "detach") if len(names) == len(kept) else None
             return None if change is None else (source.text(target), change)
