@@ -103,6 +103,7 @@ ALWAYS = {
     "value_kept_for_next",
     "value_of_last_state",
     "weight_noise_removed",
+    "weight_scaled_by_forward",
     "weights_of_losses_plain",
     "weights_rebound",
 }

@@ -126,7 +126,9 @@ _NAMES = {
     "rewrite.detached": (
         "detach_own_reads detach_own_state detach_reads is_repeated read_as_data taken_from walked_values"
     ),
-    "rewrite.filled": "all_under_no_grad cut_before_written detach_behind_loop reads_filled second_name_anew",
+    "rewrite.filled": (
+        "all_under_no_grad cut_before_written detach_behind_loop own_name_in_forward reads_filled second_name_anew"
+    ),
     "rewrite.functions": (
         "bind_early copy_saved_early earlier_reads gradients_for_inputs kept_on_context mark_dirty name_kept "
         "rebound_at save_for_backward saved_early without_once_differentiable"

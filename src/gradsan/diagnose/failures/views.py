@@ -241,6 +241,14 @@ def _is_of_layer(failure: Failure) -> bool:
     return is_layer and frame is not None and not source.is_call_alone(frame)
 
 
+def _is_repeated_by_forwards(failure: Failure) -> bool:
+    """Whether a forward adds to its parameter, scales or rounds it: kept, that would be done again in each forward."""
+    target = failure.clue("target")
+    facts = {} if target is None else target.values
+    is_own = bool(facts.get("is_parameter")) and facts.get("is_leaf") is not False
+    return is_own and _is_in_forward(failure) and _op(failure) not in parts.FOR_LEAF
+
+
 def _op(failure: Failure) -> str:
     target = failure.clue("target")
     return "" if target is None else target.op or ""
@@ -318,6 +326,15 @@ def _fixes(failure: Failure, purpose: str, values: Mapping[str, object]) -> tupl
         is_noise = frame is not None and target is not None and not source.reads_gradient(frame, followed=True)
         also = new if is_noise and target is not None and not target.values.get("is_parameter") else ()
         return (outside, *also, parts.fix("optimizer_step", "preserved", values))
+    if purpose != "computation" and _is_repeated_by_forwards(failure):
+        own = parts.fix(
+            "out_of_place",
+            "preserved",
+            values,
+            lines=statements.changed(failure, source.own_name_in_forward),
+            summary="help.own_name_in_forward",
+        )
+        return (own, Fix.worded("help.no_grad_in_forward", values, outside.lines, kind="no_grad"))
     if purpose == "initialisation":
         target = failure.clue("target")
         return (outside,) if target is not None and target.values.get("is_parameter") else (outside, *new)

@@ -13,6 +13,7 @@ from gradsan.source.locate import statement_at
 from gradsan.source.methods import augmented_names, is_inplace_method
 from gradsan.source.rewrite.leaves import reads_later
 from gradsan.source.rewrite.out_of_place import out_of_place
+from gradsan.source.rewrite.renewing import fresh_name
 from gradsan.source.rewrite.updates import under_no_grad
 from gradsan.source.tree import SourceFile
 
@@ -106,6 +107,40 @@ def second_name_anew(stack: Sequence[Frame], attribute: str) -> Lines:
         change = next(filter(None, (out_of_place(frame, one) for one in ops if one)), None)
         return changed_lines(frame.file, change)
     return ()
+
+
+def own_name_in_forward(frame: Frame) -> Change | None:
+    """``w = self.w + d`` for ``self.w += d`` at ``frame``, with the later reads of ``self.w`` in its method as ``w``.
+
+    None where the method does not read it later, binds it, or repeats the statement: then no name would do.
+    """
+    statement = statement_at(frame)
+    node, function = (None, None) if statement is None else (statement.node, statement.function)
+    if statement is None or not isinstance(function, ast.FunctionDef) or node not in function.body:
+        return None
+    source, call = statement.source, node.value if isinstance(node, ast.Expr) else None
+    target: ast.expr
+    if isinstance(node, ast.AugAssign):
+        target, value = node.target, source.text(node.value)
+        sign = source.text(node).removeprefix(source.text(target)).lstrip().partition("=")[0]
+        is_product = isinstance(node.value, ast.BinOp) and isinstance(node.value.op, ast.Mult)
+        is_plain = isinstance(node.value, (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.Constant))
+        text = f" {sign} {value}" if is_plain or (is_product and sign in "+-") else f" {sign} ({value})"
+    elif isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and is_inplace_method(call.func.attr):
+        target, text = call.func.value, source.text(call).removeprefix(source.text(call.func))
+        text = f".{call.func.attr.rstrip('_')}{text}"
+    else:
+        return None
+    key = chain_key(target)
+    if not isinstance(target, ast.Attribute) or key is None or not key.startswith("self."):
+        return None
+    others = [one for one in ast.walk(function) if chain_key(one) == key and isinstance(one, ast.Attribute)]
+    later = [one for one in others if one.lineno > statement.span.end_line]
+    if not later or any(not isinstance(one.ctx, ast.Load) for one in others if one is not target):
+        return None
+    name = fresh_name(source, target.attr)
+    edits = [Edit(statement.span, f"{name} = {key}{text}"), *(Edit(source.span(one), name) for one in later)]
+    return edited(source, edits, "out_of_place")
 
 
 def _method_of(node: ast.stmt) -> str | None:
