@@ -6,6 +6,7 @@ from cases import each
 from gradsan.cli import fix as command
 from gradsan.model import Fix, Message, Verification
 from gradsan.repair import Patch
+from gradsan.repair.search import Found
 
 
 class Terminal(io.StringIO):
@@ -73,3 +74,10 @@ def test_a_training_that_could_not_be_compared_is_not_said_to_change(monkeypatch
     monkeypatch.setattr("sys.stdin", io.StringIO())
     assert not command.is_wanted(fix("no_grad", None), None, asks=False, language="en")
     assert "is not known" in capsys.readouterr().err
+
+
+def test_processes_that_were_let_through_are_not_said_to_have_no_fault(capsys):
+    assert command.say_nothing_found(Found(), "en") == 0
+    assert "other processes" not in capsys.readouterr().err
+    assert command.say_nothing_found(Found(lets_through=True), "en") == 0
+    assert "other processes that the program starts are not searched" in " ".join(capsys.readouterr().err.split())

@@ -87,7 +87,9 @@ def say_nothing_found(found: Found, language: Language) -> int:
             complain(problem, language)
         return 1
     if found.exception is None:
-        for sentence in found.problems or (Message("fix.nothing_to_do"),):
+        # What it starts was let through, and not looked at.
+        nothing = Message("fix.nothing_in_process" if found.lets_through else "fix.nothing_to_do")
+        for sentence in found.problems or (nothing,):
             complain(sentence, language)
         return 0
     write_to_stderr(found.output[-_OUTPUT_SHOWN:])
