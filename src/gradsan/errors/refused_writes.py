@@ -127,7 +127,7 @@ def gather_written(context: Context) -> tuple[Clue, ...]:
 
 def _stepped_parameter(context: Context) -> tuple[Clue, ...]:
     """The parameter with several elements in one place that a step was to update, and the class that made it."""
-    stepping = (frame.f_locals.get("self") for frame in reversed(context.frames))
+    stepping = (_torch.locals_of(frame).get("self") for frame in reversed(context.frames))
     optimizer = next((one for one in stepping if isinstance(one, torch.optim.Optimizer)), None)
     held = [] if optimizer is None else _torch.parameters_of(optimizer)
     shared = next((one for one in held if one.grad is not None and _repeats_elements(one)), None)
