@@ -6,7 +6,8 @@ from pathlib import Path
 
 from cases import each
 from gradsan.model import Frame
-from gradsan.source import leaf_alone
+from gradsan.source import leaf_alone, own_name_in_forward
+from gradsan.source.change import apply_change
 
 # (statement, the same with its leaf alone; None where it is left as it is), each the first line of its program.
 CHANGED = {
@@ -59,3 +60,25 @@ def test_leaf_is_bound_alone(name: str, tmp_path: Path) -> None:
     file.write_text(f"{before}\n", encoding="utf-8")
     change = leaf_alone(Frame(file=str(file), line=1, function="<module>"))
     assert (None if change is None else change.new) == after
+
+
+@each(
+    ("write", "value"),
+    [
+        ("self.w += a", "self.w + a"),
+        ("self.w -= a * b", "self.w - a * b"),
+        ("self.w -= a + b", "self.w - (a + b)"),
+        ("self.w /= a if c else b", "self.w / (a if c else b)"),
+        ("self.w.add_(n, alpha=0.1)", "self.w.add(n, alpha=0.1)"),
+        # No gradient goes through their results: the parameter would never train.
+        ("self.w.round_()", None),
+        ("self.w //= 2", None),
+        ("for a in noise: self.w += a", None),
+    ],
+)
+def test_a_forward_computes_under_a_name_of_its_own(tmp_path: Path, write: str, value: str | None) -> None:
+    file = tmp_path / "layer.py"
+    file.write_text(f"class Layer:\n    def forward(self, x):\n        {write}\n        return x @ self.w\n")
+    change = own_name_in_forward(Frame(str(file), 3, "Layer.forward", 9, 3, 9 + len(write), True))
+    changed = None if change is None else apply_change(file.read_text(), change).split("\n")[2:4]
+    assert changed == (None if value is None else [f"        w = {value}", "        return x @ w"])

@@ -20,6 +20,8 @@ from gradsan.source.tree import SourceFile
 _SWITCHES = frozenset({"no_grad", "inference_mode"})
 _WRITING_NO_VALUE = frozenset({"requires_grad_", "detach_", "share_memory_"})
 _STEPS_BACK = 2
+_SCALING = frozenset({"add_", "addcdiv_", "addcmul_", "div_", "lerp_", "mul_", "sub_"})
+"""Methods through whose result a gradient reaches the tensor: not ``round_`` and ``sign_``, which have none."""
 
 
 def detach_behind_loop(filling: Frame, used: Frame, name: str) -> Change | None:
@@ -120,13 +122,14 @@ def own_name_in_forward(frame: Frame) -> Change | None:
         return None
     source, call = statement.source, node.value if isinstance(node, ast.Expr) else None
     target: ast.expr
-    if isinstance(node, ast.AugAssign):
+    if isinstance(node, ast.AugAssign) and not isinstance(node.op, ast.FloorDiv):
         target, value = node.target, source.text(node.value)
         sign = source.text(node).removeprefix(source.text(target)).lstrip().partition("=")[0]
         is_product = isinstance(node.value, ast.BinOp) and isinstance(node.value.op, ast.Mult)
         is_plain = isinstance(node.value, (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.Constant))
-        text = f" {sign} {value}" if is_plain or (is_product and sign in "+-") else f" {sign} ({value})"
-    elif isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and is_inplace_method(call.func.attr):
+        is_plain = is_plain or (is_product and sign in "+-" and "\n" not in value)
+        text = f" {sign} {value}" if is_plain else f" {sign} ({value})"
+    elif isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in _SCALING:
         target, text = call.func.value, source.text(call).removeprefix(source.text(call.func))
         text = f".{call.func.attr.rstrip('_')}{text}"
     else:
