@@ -543,3 +543,19 @@ def test_a_scaled_step_stays_where_nothing_updates_the_scale_later(program):
     """)
     place = ("written", "Adam.step", (at(file, 2),)), ("used", "backward", (at(file, 4),))
     assert not steps.reorder_step(diagnosis("step_between_forward_and_backward", *place))
+
+
+def test_what_scales_inputs_is_no_scaler_of_losses(program):
+    file = program("""
+        gen, dis = Linear(2, 3), Linear(3, 1)
+        opt_g, opt_d = Adam(gen.parameters()), Adam(dis.parameters())
+        opt_d.step()
+        norm.update(norm.scale(x))
+        g_loss.backward()
+        opt_g.step()
+    """)
+    place = ("written", "Adam.step", (at(file, 3),)), ("used", "backward", (at(file, 5),))
+    found = patched(steps.reorder_step(diagnosis("step_between_forward_and_backward", *place)), file)[0]
+    assert found.endswith(
+        "norm.update(norm.scale(x))\ng_loss.backward(inputs=list(gen.parameters()))\nopt_d.step()\nopt_g.step()\n"
+    )

@@ -59,9 +59,10 @@ def steps_schedule_of(source: SourceFile, node: ast.stmt, optimizer: str) -> boo
 
 
 def scalers_of(source: SourceFile) -> set[str]:
-    """What scales losses in a file: ``scaler`` of ``scaler.scale(loss)``."""
-    calls = (one.func for one in source.nodes if isinstance(one, ast.Call))
-    return {source.text(one.value) for one in calls if isinstance(one, ast.Attribute) and one.attr == "scale"}
+    """What scales losses in a file and steps optimizers: ``scaler`` of ``scaler.scale(loss)``, ``scaler.step(opt)``."""
+    calls = (one for one in source.nodes if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute))
+    called = {(source.text(one.func.value), one.func.attr) for one in calls if isinstance(one.func, ast.Attribute)}
+    return {owner for owner, method in called if method == "scale" and (owner, "step") in called}
 
 
 def may_step(made: Frame, at: Frame) -> bool:
