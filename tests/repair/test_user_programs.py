@@ -23,6 +23,7 @@ ALWAYS = {
     "batch_clamped_through_data",
     "batch_renorm_buffers",
     "best_state_restored",
+    "bounds_by_function_in_place",
     "buffer_in_inner_loop",
     "cached_gan",
     "cells_grown_in_argument",

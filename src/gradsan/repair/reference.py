@@ -64,8 +64,13 @@ def reference_for(request: Request, faults: Sequence[Diagnosis]) -> Request:
             if is_new and fault.title.key == "title.leaf_view_written":
                 allowances.add("own_leaf_views")
             written = (label for label in fault.labels if label.role == "written")
+            # Of a function (``relu(x, inplace=True)``, no method ``relu_``) the result is meant.
             if is_new and (
-                of_layer or any(source.computes_with_result(label.frame, label.op or "") for label in written)
+                of_layer
+                or any(
+                    not (label.op or "_").endswith("_") or source.computes_with_result(label.frame, label.op or "")
+                    for label in written
+                )
             ):
                 allowances.add("renew_results")
     files = {**request.files, **Patch().with_lines(second_names_copied(faults)).files}

@@ -230,7 +230,8 @@ def _purpose(failure: Failure) -> str:
 def _is_of_layer(failure: Failure) -> bool:
     """Whether a layer or a function of a package wrote its input, and the statement uses what it returned.
 
-    Its gradient is wanted, however it uses memory: without autograd, ``y = relu(x)`` would have that of ``y = x``.
+    Its gradient is wanted, however it uses memory: without autograd, ``y = relu(x)`` would have that of ``y = x``. Not
+    so for ``w = hardtanh(w)`` in each round, which keeps a leaf within bounds.
     """
     frame, frames = failure.site.user_frame, failure.site.frames
     below = frames[max((at for at, one in enumerate(frames) if one.is_user), default=len(frames)) + 1 :]
@@ -238,7 +239,13 @@ def _is_of_layer(failure: Failure) -> bool:
         one.function.endswith("._call_impl") or one.file.replace("\\", "/").endswith("torch/nn/functional.py")
         for one in below
     )
-    return is_layer and frame is not None and not source.is_call_alone(frame)
+    if not is_layer or frame is None or source.is_call_alone(frame):
+        return False
+    target, statement = failure.clue("target"), source.statement_at(frame)
+    name = None if target is None else target.name
+    # A leaf that each round makes is another one.
+    is_kept = statement is not None and bool(statement.loops) and name in source.assigned_names(statement)
+    return not (is_kept and name is not None and source.definition_of(frame, name) is None)
 
 
 def _is_repeated_by_forwards(failure: Failure) -> bool:

@@ -31,10 +31,13 @@ def clone_given(frame: Frame, chosen: Callable[[ast.Call], ast.expr | None]) -> 
     source, value = calls[0].source, chosen(calls[0].node)
     if value is None or isinstance(value, ast.Starred):
         return None
+    return edited(source, _cloned(source, value), "clone_before")
+
+
+def _cloned(source: SourceFile, value: ast.expr) -> list[Edit]:
     span, is_primary = source.span(value), isinstance(value, _PRIMARY)
-    edits = [] if is_primary else [Edit.before(span, "(")]
-    edits.append(Edit.after(span, ".clone()" if is_primary else ").clone()"))
-    return edited(source, edits, "clone_before")
+    copy = Edit.after(span, ".clone()" if is_primary else ").clone()")
+    return [copy] if is_primary else [Edit.before(span, "("), copy]
 
 
 def parameter_of_copy(frame: Frame) -> Change | None:
@@ -47,10 +50,7 @@ def parameter_of_copy(frame: Frame) -> Change | None:
     if not is_method and (leaf_name(value.func) != "Parameter" or not value.args):
         return None
     given = value.func.value if isinstance(value.func, ast.Attribute) and is_method else value.args[0]
-    span, is_primary = statement.source.span(given), isinstance(given, _PRIMARY)
-    edits = [] if is_primary else [Edit.before(span, "(")]
-    edits.append(Edit.after(span, ".clone()" if is_primary else ").clone()"))
-    return edited(statement.source, edits, "clone_before")
+    return edited(statement.source, _cloned(statement.source, given), "clone_before")
 
 
 def clone_for_second_name(
