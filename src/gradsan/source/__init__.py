@@ -110,9 +110,10 @@ _NAMES = {
         "Flag drops_result flags_set reads_flag reads_scale reads_value_of sets_own_flag told_to_require "
         "writes_into_result"
     ),
+    "intent.gradient_reads": "measures_gradients reads_gradients sets_gradients",
     "intent.gradients": (
         "clears_each_part draws_both is_loss_read_elsewhere kept_gradient left_out reads_gradient_beside "
-        "reads_gradients sets_gradients steps_in_some_rounds unreturned_gradient"
+        "steps_in_some_rounds unreturned_gradient"
     ),
     "joined": "on_own_lines",
     "locate": (

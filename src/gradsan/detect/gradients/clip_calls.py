@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from gradsan import _torch
 from gradsan.record import _writer_pure as writer_pure
 from gradsan.record.guarding import Guard
-from gradsan.record.log import Core, RawStack
+from gradsan.record.log import Core, RawStack, RawWrite
 from gradsan.record.patches import Patches, standing
 
 CLEARS = frozenset({"zero_", "_foreach_zero_", "fill_"})
@@ -107,6 +107,18 @@ class ClipCalls:
     def end(self) -> None:
         """Restore the originals."""
         self._patches.undo()
+
+    def cleared_at(self, one: Gradient, clear: RawWrite | None) -> Clearing | None:
+        """The clearing of a gradient, by ``clear`` if there is one; None where it was not cleared, or is unknown."""
+        leaf = one.leaf()
+        if leaf is None:
+            return None
+        now = 0 if leaf.grad is None else _torch.storage_or_none(leaf.grad)
+        if clear is not None:
+            return Clearing(clear.clock, clear.stack, clear.op, frozenset())
+        if now == one.storage or not one.memory.expired():
+            return None
+        return next((call for call in self.clearings if id(leaf) in call.leaves), None)
 
     def is_scaled(self, outputs: Any) -> bool:
         """Whether a backward starts at what a ``GradScaler`` gave in the round before, by another scale than one."""

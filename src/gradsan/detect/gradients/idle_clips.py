@@ -35,9 +35,13 @@ class IdleClip(NamedTuple):
         held = [one() for one in self.frozen]
         return all(one is not None and not one.requires_grad and one.grad is None for one in held)
 
-    def clues(self, frame: FrameType) -> tuple[Clue, Clue]:
-        """The clues of a report; ``frame`` is where the program runs."""
+    def clues(self, frame: FrameType, optimizers: list[Optimizer]) -> tuple[Clue, Clue]:
+        """The clues of a report; ``frame`` is where the program runs. An unclipped parameter stands for all."""
         leaf = None if self.clip.doubled is None or self.kind != "doubled" else self.clip.doubled()
+        trained = [] if leaf is not None else [one for one in _torch.parameters_of(*optimizers) if one.requires_grad]
+        for storages in (self.clip.storages, self.step.storages):
+            found = (one for one in trained if _torch.storage_or_none(one) in storages)
+            leaf = next(found, None) if leaf is None else leaf
         facts = {} if leaf is None else _torch.facts_of(leaf)
         name = None if leaf is None else naming.name_of(leaf, frame)
         clip = Clue("clip", symbolise(self.clip.stack), name, op=self.clip.op, values={**facts, "kind": self.kind})

@@ -214,8 +214,8 @@ class SpentGradients(RoundDetector):
             self._judge_opposed(opposed, self._entry)
         self._judge_part(entry, steps)
         # A clip reads for the step's sake, unless it has no bound and gives the norm alone.
-        is_measured = self._is_clipped and not any(one.bounds for one in self._calls_of_program.clips)
-        if self._gradients and not self._is_read and not is_measured:
+        self._is_read |= self._is_clipped and not any(one.bounds for one in self._calls_of_program.clips)
+        if self._gradients:
             self._judge_cleared(entry, steps, writes)
         self._judge_dropped(entry, steps)
         from gradsan.detect.gradients.idle_clips import Round
@@ -289,13 +289,14 @@ class SpentGradients(RoundDetector):
             return
         from gradsan.detect.meaning.evidence import adds_up_parts
 
-        if adds_up_parts(before.stack, entry.stack, step.stack):
+        is_meant = adds_up_parts(before.stack, entry.stack, step.stack)
+        if is_meant and not program_reads_gradients(sys._getframe(1)):
             self._described.add(entry.stack)
             self._report_cleared(entry, before, step, self._gradients, is_part=True)
 
     def _judge_cleared(self, entry: RawBackward, steps: list[StepRecord], writes: list[RawWrite]) -> None:
         clears = {raw.storage: raw for raw in reversed(writes) if raw.op in CLEARS}
-        clearings = [self._cleared_at(one, clears.get(one.storage)) for one in self._gradients]
+        clearings = [self._calls_of_program.cleared_at(one, clears.get(one.storage)) for one in self._gradients]
         is_whole = not any(one is None for one in clearings)
         if is_whole and self._judge_cleared_of(entry, entry.stack, self._gradients, clearings, steps, writes):
             return
@@ -330,7 +331,7 @@ class SpentGradients(RoundDetector):
             stepped = {storage for one in later for storage in one.storages}
             cleared = zip(gradients, clearings, strict=True)
             idle = [(one, by) for one, by in cleared if by is not None and one.own not in stepped]
-            if not later:
+            if not (later or self._is_read):
                 self._unstepped.setdefault(entry.stack, first)
             if idle:
                 earliest = min((by for _, by in idle), key=lambda by: by.clock)
@@ -343,11 +344,23 @@ class SpentGradients(RoundDetector):
         leaves = [one.leaf() for one in gradients]
         is_idle = is_whole or (bool(later) and not self._are_refilled(leaves, first, later[0]))
         is_idle = is_idle and is_alone and key not in self._used
-        if is_idle and not self._has_other_gradient(gradients, first, later[0]) and self._is_second(key):
+        is_read = is_idle and (self._is_read or program_reads_gradients(sys._getframe(1)))
+        if is_read:
+            from gradsan.detect.gradients.wrong_steps import is_starved
+
+            since = [raw for raw in writes if raw.clock > first.clock]
+            is_idle = is_starved(gradients, since, later[0], self._optimizers())
+            is_idle = is_idle and not self._are_refilled(leaves, first, later[0])
+        # A gradient of zeros was still there at the step; where it was None, another may have been set.
+        if is_idle and not (is_read and first.op in CLEARS):
+            is_idle = not self._has_other_gradient(gradients, first, later[0])
+        if is_idle and self._is_second(key):
             self._report_cleared(entry, first, later[0], gradients)
         return not (used or moved)
 
     def _note_forgotten(self, *round_without_step: Any) -> None:
+        if self._is_read:
+            return
         if self._forgotten is None:
             from gradsan.detect.gradients.forgotten_steps import ForgottenSteps
 
@@ -375,9 +388,9 @@ class SpentGradients(RoundDetector):
     ) -> None:
         leaves = [leaf for one in gradients if (leaf := one.leaf()) is not None]
         starved = [leaf for leaf in leaves if not self._are_refilled([leaf], first, step)]
-        if len(leaves) < len(gradients) or program_reads_gradients(frame := sys._getframe(1)):
+        if len(leaves) < len(gradients):
             return
-        leaf = (starved or leaves)[0]
+        frame, leaf = sys._getframe(1), (starved or leaves)[0]
         part = "yes" if is_part else ""
         facts = {**_torch.facts_of(leaf), "leaves": len(gradients), "is_refilled": not starved, "is_part": part}
         self._report_at(
@@ -388,20 +401,8 @@ class SpentGradients(RoundDetector):
             Clue("stepped", symbolise(step.stack), name=step.optimizer),
         )
 
-    def _cleared_at(self, one: Gradient, clear: RawWrite | None) -> Clearing | None:
-        """The clearing of a gradient, by ``clear`` if there is one; None where it was not cleared, or it is unknown."""
-        leaf = one.leaf()
-        if leaf is None:
-            return None
-        now = 0 if leaf.grad is None else _torch.storage_or_none(leaf.grad)
-        if clear is not None:
-            return Clearing(clear.clock, clear.stack, clear.op, frozenset())
-        if now == one.storage or not one.memory.expired():
-            return None
-        return next((call for call in self._calls_of_program.clearings if id(leaf) in call.leaves), None)
-
     def _report_clip(self, stack: RawStack, idle: IdleClip) -> None:
-        self._report_at(CLIPPED, stack, *idle.clues(sys._getframe(2)))
+        self._report_at(CLIPPED, stack, *idle.clues(sys._getframe(2), self._optimizers()))
 
     def _is_second(self, key: Any) -> bool:
         self._rounds_at[key] += 1

@@ -36,7 +36,7 @@ from torch import nn
 from torch.optim import LBFGS, Optimizer
 
 from gradsan import _torch, source
-from gradsan.detect.gradients.clip_calls import CLEARS, ClipCalls
+from gradsan.detect.gradients.clip_calls import CLEARS, ClipCalls, Gradient
 from gradsan.detect.gradients.kept_gradients import by_gradient, files_of_program
 from gradsan.graph import naming
 from gradsan.graph.live import value_of
@@ -187,6 +187,22 @@ def _divided_again(pair: tuple[RawWrite, RawWrite], begun: list[int], stepped: l
     added = bisect_right(begun, later.clock) - bisect_right(begun, earlier.clock)
     is_alone = (later.version or 0) - (earlier.version or 0) == added + 1
     return later if added and is_alone and not _has_between(stepped, earlier.clock, later.clock) else None
+
+
+def is_starved(
+    gradients: list[Gradient], writes: list[RawWrite], step: StepRecord, optimizers: list[Optimizer]
+) -> bool:
+    """Whether a step found only what was cleared before ``writes``, and the program has only measured it before."""
+    optimizer = next((one for one in optimizers if id(one) == step.identity), None)
+    leaves = [leaf for one in gradients if (leaf := one.leaf()) is not None]
+    kept = {one.storage for one in gradients}
+    held = {_torch.storage_or_none(one.grad) for one in leaves if one.grad is not None}
+    is_plain = type(optimizer).__module__.startswith("torch.optim.") and held <= kept
+    if not is_plain or any(raw.storage in kept and raw.op not in CLEARS for raw in writes):
+        return False
+    files = files_of_program(sys._getframe(1))
+    is_other = any(source.sets_gradients(file) or not source.measures_gradients(file) for file in files)
+    return not is_other and any(map(source.reads_gradients, files))
 
 
 def frozen_step(steps: list[StepRecord], optimizer: Optimizer) -> WrongStep | None:

@@ -19,6 +19,7 @@ head alone is trained, adapters, a discriminator), so one kind of evidence again
 ``left_out_chosen``  the same, where the program chooses among the names of parameters
 ``instead``       after a backward that reaches no optimizer's parameters an optimizer steps whose steps never change
                   anything, and all of whose parameters another optimizer trains
+``copied``        the same, where its parameters have the very shapes of those that the backward reaches: a copy's
 ``run_out``       an optimizer was given a group of parameters by a generator that had nothing left
 ``alone``         a leaf of no module, combined with results of trained parts; nobody reads a ``.grad``. An input of a
                   trained layer, or a leaf compared with its outputs one by one, is data
@@ -60,6 +61,7 @@ _STRENGTH = (
     *(
         "run_out",
         "instead",
+        "copied",
         "unheld",
         "remade",
         "unregistered",
@@ -99,7 +101,7 @@ class Unowned(Finder):
         self._uncounted, self._making = run.get(Uncounted), run.get(Making)
         self._stepped, self._known = run.stepped_optimizers, run.failures
         self._steps, self._backwards = run.steps, run.backwards
-        self._instead: tuple[Any, Made] | None = None
+        self._instead: tuple[Any, Made, str] | None = None
         self._making.on_group.append(self._grouped)
         self._candidates = self._notes(list[_Candidate]())
         """Those that are gone stay: what a forward makes anew often gets the ``id`` of one before."""
@@ -160,16 +162,17 @@ class Unowned(Finder):
         if fresh:
             self._meet(entry, order, fresh, owned)
         elif strangers and self._instead is None and owned.isdisjoint(map(id, leaves)):
-            self._instead = self._steps_instead(entry)
+            self._instead = self._steps_instead(entry, leaves)
             if self._instead is not None:
-                self._meet(entry, order, strangers, owned, "instead")
+                self._meet(entry, order, strangers, owned, self._instead[2])
         if rounds >= _LATEST:
             self.settle()
 
-    def _steps_instead(self, entry: RawBackward) -> tuple[Any, Made] | None:
+    def _steps_instead(self, entry: RawBackward, leaves: list[Any]) -> tuple[Any, Made, str] | None:
         """Return the optimizer that stepped first after this line's last backward, if its steps changed nothing.
 
-        And if all that it has is trained by others: the parameters that this backward reaches were meant.
+        And if all that it has is trained by others, or has the shapes of ``leaves``: the parameters that this backward
+        reaches were meant. A function may make it anew in each of its calls, with the model.
         """
         past = [one.clock for one in self._backwards.before_in_thread(entry.clock) if one.stack is entry.stack]
         later = [one for one in self._steps.steps if past and past[-1] < one.clock < entry.clock]
@@ -179,13 +182,17 @@ class Unowned(Finder):
         own = [one for one in self._steps.steps if one.identity == first.identity]
         made = self._making.optimizers()
         found = next((one for one in made if id(one[0]) == first.identity), None)
+        own = own if len(own) > 1 else [one for one in self._steps.steps if one.stack is first.stack]
         is_idle = len(own) > 1 and all(one.before == one.after for one in own)
         if found is None or not is_idle or any(one.end is None for one in own):
             return None
-        held = set(map(id, _torch.parameters_of(found[0])))
+        held = {id(one): one for one in _torch.parameters_of(found[0])}
         moved = {one.identity for one in self._steps.steps if one.before != one.after}
         others = [one for one, _ in made if id(one) in moved]
-        return found if held and held <= set(map(id, _torch.parameters_of(*others))) else None
+        if held and held.keys() <= set(map(id, _torch.parameters_of(*others))):
+            return *found, "instead"
+        shapes = sorted(tuple(one.shape) for one in held.values() if one.requires_grad)
+        return (*found, "copied") if shapes == sorted(tuple(one.shape) for one in leaves) else None
 
     def _is_eligible(self, leaf: Any) -> bool:
         known = self._dismissed.get(id(leaf))
@@ -283,8 +290,9 @@ class Unowned(Finder):
         for one in candidates:
             if (leaf := one.leaf()) is not None:
                 self._dismissed[id(leaf)] = one.leaf
-        if any(one.evidence == "late" for one in kept) and any(one.row == "leaf_lost" for one in self._known):
-            kept = [one for one in kept if one.evidence != "late"]
+        rows = {one.row for one in self._known}
+        told = {"late": rows & {"leaf_lost"}, "copied": rows & {"leaf_lost", "parameter_not_reached"}}
+        kept = [one for one in kept if not told.get(one.evidence)]
         for evidence in _STRENGTH:
             named = {one.name: one for one in kept if one.evidence == evidence and one.name}
             same = sorted(named.values(), key=lambda one: str(one.name).endswith("bias"))
@@ -316,8 +324,8 @@ class Unowned(Finder):
             clues.append(Clue("parameter", one.made and symbolise(one.made), one.name, values=values))
         run_out = self._making.run_out if same[0].evidence == "run_out" else None
         stepped = stepped if run_out is None else [(run_out.weak(), run_out)]
-        if self._instead is not None and same[0].evidence == "instead":
-            stepped = [self._instead]
+        if self._instead is not None and same[0].evidence == self._instead[2]:
+            stepped = [self._instead[:2]]
         if stepped:
             optimizer, where = stepped[-1]
             clues.append(Clue("holder", symbolise(where.stack), name=type(optimizer).__name__))

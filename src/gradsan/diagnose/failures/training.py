@@ -98,7 +98,7 @@ def _places_of(frame: Frame, name: str) -> list[Frame]:
 
 
 def _way(evidence: str) -> str:
-    own = ("remade", "unregistered", "late", "unfrozen", "run_out", "instead")
+    own = ("remade", "unregistered", "late", "unfrozen", "run_out", "instead", "copied")
     return evidence if evidence in own else "late" if evidence == "late_frozen" else "parameters"
 
 

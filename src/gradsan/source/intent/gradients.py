@@ -1,9 +1,8 @@
-"""Gradients in the source: whether a file reads or keeps any, a hook returns one, and terms that no loss takes."""
+"""Gradients in the source: whether they are kept, a hook returns one, and terms that no loss takes."""
 
 from __future__ import annotations
 
 import ast
-import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -13,34 +12,12 @@ from gradsan.source.flow.collected import is_inside
 from gradsan.source.flow.reaching import reaching
 from gradsan.source.flow.reuse import SecondName, definitions_at, reads_value, statements_of
 from gradsan.source.identifiers import assigned_names, chain_key, consumed_names, leaf_name, local_nodes
+from gradsan.source.intent.gradient_reads import is_gradient_read
 from gradsan.source.locate import Statement, statement_at
 from gradsan.source.methods import ADDING, FUNCTIONS_MAKING_NEW, MAKING_NEW
-from gradsan.source.tree import ScopeNode, SourceFile, header_nodes, read_source
+from gradsan.source.tree import ScopeNode, header_nodes, read_source
 
-_CLEARS = frozenset({"zero_", "fill_", "detach_", "requires_grad_"})
 _INNER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
-
-
-@functools.lru_cache(maxsize=256)
-def reads_gradients(file: str) -> bool:
-    """Whether code in ``file`` reads some ``.grad`` other than to clear it or to compare it with None.
-
-    True where the source is not available.
-    """
-    source = read_source(file)
-    return source is None or any(_is_gradient_read(source, node) for node in source.nodes)
-
-
-@functools.lru_cache(maxsize=256)
-def sets_gradients(file: str) -> bool:
-    """Whether code in ``file`` assigns some ``.grad`` other than None; True where the source is not available."""
-    source = read_source(file)
-    for node in () if source is None else source.nodes:
-        if isinstance(node, ast.Attribute) and node.attr == "grad" and isinstance(node.ctx, ast.Store):
-            value = getattr(source.statement(node), "value", None) if source is not None else None
-            if not (isinstance(value, ast.Constant) and value.value is None):
-                return True
-    return source is None
 
 
 def draws_both(frame: Frame) -> bool:
@@ -55,7 +32,7 @@ def reads_gradient_beside(frame: Frame) -> bool:
     if statement is None:
         return True
     nodes = statement.source.nodes if statement.function is None else ast.walk(statement.function)
-    return any(_is_gradient_read(statement.source, node) for node in nodes)
+    return any(is_gradient_read(statement.source, node) for node in nodes)
 
 
 def is_loss_read_elsewhere(frame: Frame) -> bool:
@@ -129,23 +106,6 @@ def _divisors(within: ast.AST) -> set[str]:
         for node in ast.walk(within)
         if isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, ast.Div)
     }
-
-
-def _is_gradient_read(source: SourceFile, node: ast.AST) -> bool:
-    if isinstance(node, ast.Call):
-        names = [one.value for one in node.args[1:2] if isinstance(one, ast.Constant)]
-        return leaf_name(node.func) == "getattr" and names == ["grad"]
-    if not isinstance(node, ast.Attribute) or node.attr not in ("grad", "_grad"):
-        return False
-    at, (parent, field) = node, source.parents[node]
-    if isinstance(node.ctx, ast.Store | ast.Del):
-        return isinstance(parent, ast.AugAssign)
-    while isinstance(parent, ast.Attribute) and parent.attr in ("data", *_CLEARS):
-        at, (parent, field) = parent, source.parents[parent]
-    if isinstance(parent, ast.Call) and field == "func":
-        # A function of that name, such as ``autograd.grad``; or one that clears the gradient.
-        return at is not node and at.attr not in _CLEARS
-    return not (isinstance(parent, ast.Compare) and all(isinstance(one, ast.Is | ast.IsNot) for one in parent.ops))
 
 
 def holders(statement: ast.stmt) -> Iterator[str]:
