@@ -414,7 +414,10 @@ def test_a_gradient_that_only_an_update_by_hand_would_read_is_not_lost(tmp_path,
 def test_a_value_made_once_is_computed_anew_though_another_loss_goes_back_before_its_own(tmp_path, monkeypatch):
     found = search(tmp_path, monkeypatch, SOFTENED_ONCE)
     assert [one.code for one in found.diagnoses] == ["GS403"]
-    assert "@property" in found.diagnoses[0].fixes[0].diff
+    assert (
+        "+        self.weight = torch.nn.functional.softplus(self.raw)\n         cost"
+        in found.diagnoses[0].fixes[0].diff
+    )
 
 
 def test_a_step_is_moved_alone_where_two_optimizers_have_parts_of_one_network(tmp_path, monkeypatch):

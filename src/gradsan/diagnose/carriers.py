@@ -231,7 +231,7 @@ def _shape(carrier: Carrier, name: str, one: source.Carried) -> source.Shape | N
     if len(live) == 1:
         return live.pop()
     kinds = {held.container for held in carrier.held if held.within in (name, one.name)}
-    for shape in ("list", "tuple", "dict"):
+    for shape in ("list", "tuple", "dict", "defaultdict"):
         if kinds == {shape}:
             return shape
     is_inside = any(held.path.startswith((f"{name}[", f"{name}.")) for held in carrier.held)

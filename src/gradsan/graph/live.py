@@ -142,6 +142,13 @@ def _of_frame(
     optimizers = [value for _, value in named if isinstance(value, torch.optim.Optimizer)]
     variables_of = dict(named)
     modules = [(name, value) for name, value in named[:_MOST_NAMES] if isinstance(value, nn.Module)]
+    for name, value in ((f"{at}.{path}", one) for at, outer in modules for path, one in outer.named_modules() if path):
+        # What a method of the module knows as an attribute of its own.
+        if len(requires) < _MOST_NAMES and name not in requires:
+            requires[name] = bool(_answer(value, requires_grad))
+            code = _code_of(value)
+            if code is not None and is_user_file(code.co_filename):
+                callees[name] = (file_of(code), code.co_firstlineno, code.co_name)
     own = {id(one) for one in _torch.parameters_of(*optimizers)}
     switched_off = [
         name for name, value in modules if requires[name] is False and own & set(map(id, value.parameters()))

@@ -22,7 +22,7 @@ from gradsan.model import Clue, Held, Layer, Name, Site
 from gradsan.record.stacks import definition_site, is_user_file
 
 _MOST_HELD = 64
-COLLECTING = frozenset({"list", "deque", "dict", "tuple"})
+COLLECTING = frozenset({"list", "deque", "dict", "defaultdict", "tuple"})
 """Containers in which programs collect tensors, as :func:`~gradsan.graph.variables.kind_of` names them."""
 
 
@@ -157,7 +157,7 @@ def _was_rewritten(tensor: torch.Tensor) -> bool:
 
 def _layer(path: str, value: Any) -> Layer:
     kind = kind_of(value)
-    items = () if kind == "object" else value.values() if kind == "dict" else value
+    items = () if kind == "object" else value.values() if isinstance(value, dict) else value
     is_frozen = bool(getattr(getattr(type(value), "__dataclass_params__", None), "frozen", False))
     return Layer(path, kind, tuple(sorted({_kind_of_item(item) for item in list(items)})), is_frozen)
 

@@ -9,7 +9,7 @@ import itertools
 import sys
 import threading
 import types
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
@@ -344,9 +344,9 @@ def _in_module(at: _Step, queue: deque[_Step]) -> Iterator[_Place]:
 
 
 def kind_of(value: Any) -> str:
-    """Return the kind of a container: ``dict``, ``tuple``, ``namedtuple``, ``list``, ``deque`` or ``object``."""
+    """Return the kind of a container: of ``dict``, ``tuple``, ``list`` the exact one; ``deque``; else ``object``."""
     if isinstance(value, dict):
-        return "dict"
+        return "defaultdict" if isinstance(value, defaultdict) else "dict"
     if isinstance(value, tuple):
         return "namedtuple" if hasattr(value, "_fields") else "tuple"
     if isinstance(value, deque):

@@ -112,10 +112,10 @@ class Held:
 
     ``path`` is the expression as written in the function ``function`` of ``file`` (``<module>`` for a global).
     ``within`` is the expression that the tensor is an element or attribute of, ``container`` its type: ``tuple``,
-    ``namedtuple``, ``list``, ``deque``, ``dict`` or ``object``; both None for a variable that is the tensor itself.
-    ``is_old`` says that it was made before the write, or before the backward that freed the graph: an earlier round
-    left it. ``is_rewritten`` says that it has been written in place. ``around`` lists all containers of it, from the
-    variable inwards.
+    ``namedtuple``, ``list``, ``deque``, ``dict``, ``defaultdict`` or ``object``; both None for a variable that is the
+    tensor itself. ``is_old`` says that it was made before the write, or before the backward that freed the graph: an
+    earlier round left it. ``is_rewritten`` says that it has been written in place. ``around`` lists all containers of
+    it, from the variable inwards.
     """
 
     path: str

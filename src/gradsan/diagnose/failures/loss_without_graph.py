@@ -119,7 +119,8 @@ def _of_trained(found: tuple[source.Cut, ...], failure: Failure) -> tuple[source
     """The cuts less those of what networks compute that no optimizer trains, such as a teacher, if others are left."""
     clues = parts.live(failure)
     untrained = {name for clue in clues for name in clue.untrained}
-    trained = {name for clue in clues for name, known in clue.requires_grad.items() if known} - untrained
+    known = {name for clue in clues for name, requires in clue.requires_grad.items() if requires}
+    trained = {name for name in known if name not in untrained and name.partition(".")[0] not in untrained}
 
     def is_of_trained(cut: source.Cut) -> bool:
         if cut.kind not in _MODES or any(_calls(cut, name) for name in trained):

@@ -5,6 +5,7 @@ They read the source that ran (in the child, the patched texts), and are unverif
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -80,6 +81,7 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     arguments.disable_fused,
     arguments.change_call,
     fast_weights.functional_fast_weights,
+    fast_weights.begin_anew,
     made.register_container,
     made.register_parameter,
     made.give_forgotten,
@@ -143,7 +145,10 @@ def with_lines(diagnosis: Diagnosis) -> Diagnosis:
     known = {fix.lines for fix in diagnosis.fixes}
     fixes = [
         first[fix.kind]
-        if not fix.lines and fix.kind in first and first[fix.kind].lines not in known and not _is_of_several(fix)
+        if not fix.lines
+        and fix.kind in first
+        and first[fix.kind].lines not in known
+        and not _is_of_several(fix, first[fix.kind])
         else fix
         for fix in diagnosis.fixes
         if fix.lines or fix.kind in first or fix.kind not in _FOR_LINES
@@ -164,18 +169,20 @@ def with_lines(diagnosis: Diagnosis) -> Diagnosis:
         has_lines = any(fix.lines for fix in fixes)
         fixes.sort(key=lambda fix: has_lines and fix.kind == "recompute_forward" and not fix.lines)
     # With several steps in between, moving or repeating one of them does not fix the others.
-    several = {turns.FIRST, turns.HELD, chains.ALL_AT_ONCE, loops.ONCE} | (
+    several = {turns.FIRST, turns.HELD, chains.ALL_AT_ONCE, loops.ONCE, fast_weights.BEGUN} | (
         {loops.APART} if fixes and not fixes[0].lines else set()
     )
     fixes.sort(key=lambda fix: fix.summary.key not in several and not _is_call_first(fix))
     return replace(diagnosis, fixes=copies.collect_each_value(diagnosis, tuple(fixes)))
 
 
-def _is_of_several(fix: Fix) -> bool:
-    """Whether several values have to be computed anew: candidates do so for one of them."""
+def _is_of_several(fix: Fix, candidate: Fix) -> bool:
+    """Whether several values have to be computed anew, and the candidate does so for some of them only."""
     names = str(fix.summary.values.get("name", "")).split(", ")
     # One line of a class computes that attribute of each of its objects.
-    return fix.kind == "recompute_forward" and len({name.rpartition(".")[2] for name in names}) > 1
+    several, text = {name.rpartition(".")[2] for name in names}, "\n".join(text for _, _, text in candidate.lines)
+    is_all = all(re.search(rf"\b{re.escape(one)}\b.*=", text) for one in several)
+    return fix.kind == "recompute_forward" and len(several) > 1 and not is_all
 
 
 def _is_call_first(fix: Fix) -> bool:

@@ -15,9 +15,14 @@ from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Edit, edited_lines, text_with
 from gradsan.source.identifiers import leaf_name, local_nodes
 from gradsan.source.locate import Statement, statement_at
+from gradsan.source.methods import CUTTING
+from gradsan.source.rewrite.moving import is_whole_lines, names_read
 from gradsan.source.rewrite.out_of_place import out_of_place, recorded
 from gradsan.source.rewrite.uncut import torch_in
 from gradsan.source.tree import SourceFile
+
+BEGUN = "fix.begin_anew"
+_PARAMETERS = frozenset({"parameters", "named_parameters"})
 
 
 def functional_fast_weights(diagnosis: Diagnosis) -> tuple[Fix, ...]:
@@ -73,6 +78,42 @@ def functional_fast_weights(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     lines = edited_lines(source, edits)
     values: dict[str, Any] = {**advice.summary.values, "model": model, "fast": fast}
     return (blocks.fix("functional_fast_weights", lines, **values),) if lines else ()
+
+
+def begin_anew(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """Fast weights begun as the parameters in each round, where one round went on from those of the one before.
+
+    Detached, nothing would train the parameters any more.
+    """
+    bridge, used = blocks.first(diagnosis, "bridge"), blocks.first(diagnosis, "used")
+    name = None if bridge is None else bridge.message.values.get("bridge")
+    if used is None or not isinstance(name, str) or blocks.advice(diagnosis, "reset_state") is None:
+        return ()
+    for place in blocks.placements(used):
+        loop, source = place.statement, place.source
+        begun = [one for one in place.block[: place.index] if name in blocks.names_bound(one)]
+        first = begun[0] if len(begun) == 1 else None
+        if not isinstance(loop, ast.For | ast.While) or not isinstance(first, ast.Assign):
+            continue
+        calls = {leaf_name(one.func) for one in ast.walk(first.value) if isinstance(one, ast.Call)}
+        between = place.block[place.block.index(first) + 1 : place.index]
+        if (
+            calls & CUTTING
+            or not calls & _PARAMETERS
+            or name in names_read([*between, *place.block[place.index + 1 :]])
+        ):
+            return ()
+        at = next((one for one in loop.body if name in names_read([one])), None)
+        if (
+            at is None
+            or len(blocks.names_bound(first)) > 1
+            or not all(is_whole_lines(source, one) for one in (first, at))
+        ):
+            return ()
+        line, text = source.span(at).line, source.text(first)
+        changes = {**blocks.removed(source, first), line: f"{source.indent(at)}{text}\n{source.lines[line - 1]}"}
+        return (blocks.fix("reset_state", blocks.lines_changed(source, changes), "begin_anew", name=name),)
+    return ()
 
 
 def _one_leaf(

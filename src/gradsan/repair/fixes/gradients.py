@@ -24,7 +24,7 @@ from gradsan.source.locate import expressions_at, statement_at
 from gradsan.source.methods import BACKWARDS, is_inplace_method
 from gradsan.source.rewrite.moving import is_whole_lines, names_bound, names_read
 from gradsan.source.rewrite.out_of_place import out_of_place
-from gradsan.source.rewrite.scatter import part_out_of_place
+from gradsan.source.rewrite.scatter import member_out_of_place, part_out_of_place
 from gradsan.source.rewrite.suggest import clone_before
 from gradsan.source.tree import SourceFile, Span
 
@@ -37,7 +37,7 @@ def return_new_gradient(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     found: list[Fix] = []
     for label in blocks.labels(diagnosis, "written"):
         frame, op = label.frame, label.op or ""
-        new = out_of_place(frame, op) or part_out_of_place(frame, op)
+        new = out_of_place(frame, op) or member_out_of_place(frame, op) or part_out_of_place(frame, op)
         for change in (new, clone_before(frame, op)):
             lines = () if change is None else _returned(label, change)
             if lines:
@@ -54,7 +54,7 @@ def _returned(label: Label, change: Change) -> Lines:
     source, function = statement.source, statement.function
     changes = blocks.texts_of(source, change)
     if isinstance(function, ast.FunctionDef) and not _has_result(function):
-        name = target[1].node
+        name = target[1].node.value if isinstance(target[1].node, ast.Subscript) else target[1].node
         if not isinstance(name, ast.Name) or not is_whole_lines(source, function.body[-1]):
             return ()
         last = source.span(function.body[-1])

@@ -14,7 +14,8 @@ from gradsan.heuristics import draws_batch
 from gradsan.model import Diagnosis, Fix, Label, Message
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.repair.fixes import kept_values
-from gradsan.source.change import changed_lines
+from gradsan.repair.fixes._kept_parts import own_attribute
+from gradsan.source.change import Edit, changed_lines, text_with
 from gradsan.source.flow.bindings import method_receiver
 from gradsan.source.flow.calls import returns_to_several
 from gradsan.source.identifiers import leaf_name
@@ -29,6 +30,7 @@ from gradsan.source.rewrite.renewing import (
     run_again_for_next_round,
 )
 from gradsan.source.rewrite.suggest import detach_at
+from gradsan.source.tree import SourceFile
 
 
 def _updates(diagnosis: Diagnosis) -> tuple[Label, ...]:
@@ -86,11 +88,11 @@ def rebuild_in_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         updated = [one for one in diagnosis.labels if one.role == "written" or one.message.key == UPDATED]
         for fix in (
             *_moved(made, used, begun, updated),
-            _into_function(made, used),
+            _into_function(made, used, begun),
+            _computed_where_read(made, begun),
             # Where several networks have stepped, other values of the same forward are as old.
             kept_values.as_property(made) if len(updated) < _SEVERAL else None,
             kept_values.without_cache(made),
-            kept_values.called_where_read(made),
         ):
             if fix is not None and fix not in found:
                 found.append(fix if silent is None else replace(fix, kind=silent.kind))
@@ -126,10 +128,8 @@ def _moved(made: Label, used: Label, begun: Label | None, updated: Sequence[Labe
     if pair is None or loop is None:
         return
     loop = _innermost(loop, used, updated)
-    begins = (
-        None if begun is None else next((one for one in blocks.placements(begun) if one.block is pair[0].block), None)
-    )
-    if begins is not None and begins.index < pair[0].index:
+    begins = _begins_before(pair[0], begun)
+    if begins is not None:
         yield _put_into(begins, loop, "rebuild_in_loop", pair[1].statement, needed=pair[0].statement)
         return
     starts = [pair[0], _start_of(pair[0])]
@@ -141,6 +141,12 @@ def _moved(made: Label, used: Label, begun: Label | None, updated: Sequence[Labe
             if first is None
             else _put_into(first, loop, "rebuild_in_loop", pair[1].statement, needed=pair[0].statement)
         )
+
+
+def _begins_before(made: blocks.Placed, begun: Label | None) -> blocks.Placed | None:
+    """The earlier statement of the same block with which the freed graph begins."""
+    places = blocks.placements(begun) if begun is not None else ()
+    return next((one for one in places if one.block is made.block and one.index < made.index), None)
 
 
 def _innermost(loop: ast.For | ast.While, used: Label, updated: Sequence[Label]) -> ast.For | ast.While:
@@ -191,18 +197,22 @@ def _given(made: blocks.Placed) -> set[ast.stmt]:
     return found
 
 
-def _into_function(made: Label, used: Label) -> Fix | None:
-    """The same for a closure that is defined beside the forward and called repeatedly, or for a function it calls."""
-    closure = next((place.source.function(place.statement) for place in blocks.placements(used)), None)
-    if not isinstance(closure, ast.FunctionDef):
+def _into_function(made: Label, used: Label, begun: Label | None) -> Fix | None:
+    """The same for a function defined beside the forward that runs the backward, or that what runs it calls."""
+    place = next(blocks.placements(used), None)
+    if place is None:
         return None
+    closure = place.source.function(place.statement)
     for first in blocks.placements(made):
         later = first.block[first.index + 1 :]
-        called = [one for one in later if isinstance(one, ast.FunctionDef) and one.name in blocks.names_read([closure])]
+        running = [closure] if closure is not None else [one for one in later if place.statement in ast.walk(one)]
+        names = blocks.names_read(running)
+        called = [one for one in later if isinstance(one, ast.FunctionDef) and one.name in names]
         # What the loss itself was computed from has been freed with it.
         is_loss = method_receiver(used.frame) in blocks.names_bound(first.statement)
-        starts = [_start_of(first), first] if is_loss else [first]
-        for function in (closure, *called):
+        begins = _begins_before(first, begun)
+        starts = [begins] if begins is not None else [_start_of(first), first] if is_loss else [first]
+        for function in (closure, *called) if isinstance(closure, ast.FunctionDef) else called:
             around = next((one for one in later if function in ast.walk(one)), None)
             for one in starts if around is not None else ():
                 fix = one and _put_into(one, function, "rebuild_in_function", around, first.statement)
@@ -308,3 +318,88 @@ def _bound(node: ast.stmt) -> set[str]:
     if isinstance(method, ast.Attribute) and isinstance(method.value, ast.Name):
         return {method.value.id}
     return blocks.names_bound(node) if isinstance(node, ast.Assign) else set()
+
+
+def _computed_where_read(made: Label, begun: Label | None) -> Fix | None:
+    """Attributes that the constructor computes, or ``self.fold()`` does there, computed where a method reads them."""
+    for place in blocks.placements(made):
+        source, constructor = place.source, place.source.function(place.statement)
+        owner = source.owner_class(place.statement)
+        if owner is None or not isinstance(constructor, ast.FunctionDef) or constructor.name != "__init__":
+            continue
+        place = _begins_before(place, begun) or place
+        methods = [one for one in owner.body if isinstance(one, ast.FunctionDef)]
+        computing = [one for one in methods if one.name == _own_call(place.statement)]
+        moving = [place.statement] if computing else _hanging(place.block[place.index :])
+        if len(moving) == len(place.block) or any(constructs(source, one) for one in moving):
+            return None
+        if draws_again(node for one in (*computing, *moving) for node in ast.walk(one)):
+            return None
+        bound = _stored(*computing, *moving)
+        reading = [
+            one
+            for one in methods
+            if one not in (*computing, constructor) and any(own_attribute(node) in bound for node in ast.walk(one))
+        ]
+        # Of several that read it, forward is the one that each round runs first.
+        reading = [one for one in reading if one.name == "forward"] if len(reading) > 1 else reading
+        texts, stores = _said_again(source, constructor, moving)
+        if len(reading) != 1 or not texts or not all(is_whole_lines(source, one) for one in moving):
+            return None
+        reads = (one for one in reading[0].body if any(own_attribute(node) in bound for node in ast.walk(one)))
+        first = next(reads)
+        if first.lineno == reading[0].lineno or _receiver(reading[0]) != _receiver(constructor):
+            return None
+        line, changes = source.span(first).line, dict[int, str]()
+        for one in moving:
+            changes |= blocks.removed(source, one)
+        if stores:
+            changes[source.span(moving[0]).line] = f"{source.indent(moving[0])}{stores}"
+        changes[line] = "\n".join([*(f"{source.indent(first)}{text}" for text in texts), source.lines[line - 1]])
+        return blocks.fix("recompute_forward", blocks.lines_changed(source, changes), "rebuild_in_function")
+    return None
+
+
+def _stored(*nodes: ast.AST) -> set[str | None]:
+    """The attributes of ``self`` that ``nodes`` bind."""
+    inside = (one for node in nodes for one in ast.walk(node))
+    return {own_attribute(one) for one in inside if isinstance(getattr(one, "ctx", None), ast.Store)} - {None}
+
+
+def _hanging(block: list[ast.stmt]) -> list[ast.stmt]:
+    """The first statement, and the later ones that are computed from what it binds."""
+    found, names, attributes = block[:1], blocks.names_bound(block[0]), _stored(block[0])
+    for node in block[1:]:
+        if names_read([node]) & names or any(own_attribute(one) in attributes for one in ast.walk(node)):
+            found.append(node)
+            names, attributes = names | blocks.names_bound(node), attributes | _stored(node)
+    return found
+
+
+def _said_again(source: SourceFile, constructor: ast.FunctionDef, moving: list[ast.stmt]) -> tuple[list[str], str]:
+    """The text of each statement in another method, and the line that keeps arguments for it; empty where it cannot."""
+    own, bound = _receiver(constructor), blocks.names_bound(constructor)
+    given = {one.arg for one in ast.walk(constructor.args) if isinstance(one, ast.arg)} - bound - {own}
+    kept = kept_values.kept_arguments(source, constructor, own, given)
+    needed = names_read(moving) - set[str]().union(*map(blocks.names_bound, moving))
+    missing = sorted(needed & given - kept.keys())
+    known = {one.attr for one in source.nodes if isinstance(one, ast.Attribute) and leaf_name(one.value) == own}
+    is_known = not needed & bound and not known & set(missing)
+    if not is_known or not all(isinstance(one, ast.Assign) or _own_call(one) for one in moving):
+        return [], ""
+    kept |= {one: f"{own}.{one}" for one in missing}
+    texts = []
+    for one in moving:
+        reads = (node for node in ast.walk(one) if isinstance(node, ast.Name) and node.id in kept)
+        texts.append(text_with(source, source.span(one), [Edit(source.span(node), kept[node.id]) for node in reads]))
+    return texts, f"{', '.join(kept[one] for one in missing)} = {', '.join(missing)}" if missing else ""
+
+
+def _own_call(node: ast.stmt) -> str | None:
+    """``fold`` of a statement that is just ``self.fold()``."""
+    call = node.value if isinstance(node, ast.Expr) else None
+    return own_attribute(call.func) if isinstance(call, ast.Call) and not (call.args or call.keywords) else None
+
+
+def _receiver(function: ast.FunctionDef) -> str:
+    return next((one.arg for one in function.args.args), "")

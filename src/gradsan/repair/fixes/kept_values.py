@@ -23,7 +23,6 @@ from gradsan.repair.fixes._kept_parts import (
     bound_once,
     inlined,
     kept_as,
-    own_attribute,
     read_of,
     spelled,
     without_cut,
@@ -274,7 +273,7 @@ def as_property(made: Label) -> Fix | None:
             one.id for one in local_nodes(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
         }
         given = {one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)} - {own}
-        kept = _kept_arguments(source, function, own, given - stored)
+        kept = kept_arguments(source, function, own, given - stored)
         missing = sorted(names_read([node.value]) & ((stored | given) - set(kept)))
         attributes = [one for one in source.nodes if isinstance(one, ast.Attribute)]
         known = {one.attr for one in attributes if isinstance(one.value, ast.Name) and one.value.id == own}
@@ -290,7 +289,7 @@ def as_property(made: Label) -> Fix | None:
     return None
 
 
-def _kept_arguments(source: SourceFile, function: ast.FunctionDef, own: str, given: set[str]) -> dict[str, str]:
+def kept_arguments(source: SourceFile, function: ast.FunctionDef, own: str, given: set[str]) -> dict[str, str]:
     """The attributes in which the function stores its arguments unchanged, by argument name."""
     found: dict[str, str] = {}
     for node in function.body:
@@ -359,41 +358,3 @@ def _without_decorator(source: SourceFile, decorator: ast.expr) -> Lines:
         return changed_lines(source.file, change) if (change := edited(source, [Edit(span, "property")], "")) else ()
     is_alone = source.indent(span).strip() == "@" and span.line == span.end_line
     return ((source.file, span.line, ""),) if name in ("cache", "lru_cache") and is_alone else ()
-
-
-def called_where_read(made: Label) -> Fix | None:
-    """``self.fold()``, which computes attributes, moved from the constructor to where a method reads them."""
-    computed = next(blocks.placements(made), None)
-    method = None if computed is None else computed.source.function(computed.statement)
-    if computed is None or not isinstance(method, ast.FunctionDef) or draws_again(ast.walk(method)):
-        return None
-    source, owner = computed.source, _owner(computed.source, computed.statement)
-    call = next((one for one in blocks.placements(made) if _own_call(one.statement) == method.name), None)
-    if call is None or call.source is not source or owner is None or _owner(source, call.statement) is not owner:
-        return None
-    stored = (node for node in ast.walk(method) if isinstance(getattr(node, "ctx", None), ast.Store))
-    bound = {own_attribute(node) for node in stored} - {None}
-    constructor = source.function(call.statement)
-    reading = [
-        one
-        for one in owner.body
-        if isinstance(one, ast.FunctionDef) and one is not method
-        if any(own_attribute(node) in bound for node in ast.walk(one))
-    ]
-    # Of several that read it, forward is the one that each round runs first.
-    reading = [one for one in reading if one.name == "forward"] if len(reading) > 1 else reading
-    is_once = isinstance(constructor, ast.FunctionDef) and constructor.name == "__init__" and len(call.block) > 1
-    if not is_once or len(reading) != 1 or reading[0] is constructor or not is_whole_lines(source, call.statement):
-        return None
-    first = reading[0].body[int(ast.get_docstring(reading[0], clean=False) is not None)]
-    if first.lineno == reading[0].lineno:
-        return None
-    line, text = source.span(first).line, f"{source.indent(first)}{source.text(call.statement)}"
-    changes = {**blocks.removed(source, call.statement), line: f"{text}\n{source.lines[line - 1]}"}
-    return blocks.fix("recompute_forward", blocks.lines_changed(source, changes), "rebuild_in_function")
-
-
-def _own_call(node: ast.stmt) -> str | None:
-    """``fold`` of a statement that is just ``self.fold()``."""
-    call = node.value if isinstance(node, ast.Expr) else None
-    return own_attribute(call.func) if isinstance(call, ast.Call) and not (call.args or call.keywords) else None

@@ -18,6 +18,7 @@ from gradsan.source.flow.scopes import (
     callee_of,
     definitions_of,
     known_of_file,
+    parts_known,
     requires,
     scope_at,
     set_later,
@@ -210,10 +211,10 @@ class _Walk:
         given = {name: (value, scope) for name, value in arguments_of(function, call)}
         has_parameters = trains(call.func, scope)
         shared = known_of_file(source, function, scope)
-        live = Live(
-            {**shared, "self": has_parameters},
-            {name: one for name, one in scope.live.callees.items() if "." not in name},
-        )
+        own = parts_known(scope.live.requires_grad, call.func, scope)
+        called = parts_known(scope.live.callees, call.func, scope)
+        functions = {name: one for name, one in scope.live.callees.items() if "." not in name}
+        live = Live({**shared, **own, "self": has_parameters}, functions | called)
         decorator = mode_of_decorators(function)
         may_require = has_parameters
         for node in local_nodes(function):

@@ -173,13 +173,15 @@ def _detached(kinds: tuple[str, ...], value: str) -> str:
         return f"{value}.detach()"
     item, key = (("s", "key"), ("part", "name"), ("parts", "group"))[len(kinds) - 1]
     inner = _detached(kinds[1:], item)
-    if kinds[0] == "dict":
-        return f"{{{{{key}: {inner} for {key}, {item} in {value}.items()}}}}"
+    if kinds[0].endswith("dict"):
+        # A display would lose what a defaultdict makes for a missing key.
+        kept = f"{value} | " if kinds[0] == "defaultdict" else ""
+        return f"{kept}{{{{{key}: {inner} for {key}, {item} in {value}.items()}}}}"
     each, made = f"{inner} for {item} in {value}", {"tuple": "tuple", "namedtuple": f"{value}._make"}
     return f"[{each}]" if kinds[0] == "list" else f"{made[kinds[0]]}({each})"
 
 
-_HOLDING = ("tuple", "namedtuple", "list", "dict")
+_HOLDING = ("tuple", "namedtuple", "list", "dict", "defaultdict")
 # Objects are made anew in other ways: see object_cut.
 DETACHED: dict[Shape, str] = {"tensor": "{}.detach()"} | {
     "/".join(kinds): _detached(kinds, "{0}") for deep in (1, 2, 3) for kinds in product(_HOLDING, repeat=deep)

@@ -6,12 +6,15 @@ import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from gradsan.model import Frame
 from gradsan.source.flow.reaching import reaching
 from gradsan.source.identifiers import bindings_of, binds, chain_key, leaf_name, local_nodes, parameters
 from gradsan.source.locate import expression_at, statement_at
 from gradsan.source.tree import FunctionNode, SourceFile, read_source
+
+_Known = TypeVar("_Known")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +174,13 @@ def known_of_file(source: SourceFile, function: FunctionNode, scope: Scope) -> d
         for name, known in scope.live.requires_grad.items()
         if not any(binds(one, roots[name]) for one in (function, scope.function)) and roots[name] != "self"
     }
+
+
+def parts_known(known: Mapping[str, _Known], callee: ast.expr, scope: Scope) -> dict[str, _Known]:
+    """What is known of the parts of a module that is called, by the names its method has for them: ``self.head``."""
+    key = chain_key(callee) or ""
+    owner = f"{key if key in scope.live.requires_grad else key.rpartition('.')[0]}."
+    return {f"self.{name.removeprefix(owner)}": one for name, one in known.items() if name.startswith(owner)}
 
 
 def set_later(scope: Scope, key: str) -> list[ast.stmt]:

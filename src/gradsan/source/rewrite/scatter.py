@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited, elements_of, is_all
 from gradsan.source.flow.targets import target_at
-from gradsan.source.identifiers import bindings_of, imported_as, leaf_name
+from gradsan.source.identifiers import bindings_of, chain_key, constant_key, imported_as, leaf_name, parameters
 from gradsan.source.rewrite.out_of_place import augmented_value, chain_value
 from gradsan.source.rewrite.rebinding import can_rebind, notes_on_rebinding
 from gradsan.source.rewrite.suggest import TAKES_A_METHOD_CALL
@@ -48,6 +48,27 @@ def part_out_of_place(frame: Frame, op: str, index_is_tensor: bool | None = None
     notes = notes_on_rebinding(source, part.value)
     name = source.text(part.value)
     return edited(source, [Edit(source.span(statement), f"{name} = {new}")], "out_of_place", notes)
+
+
+def member_out_of_place(frame: Frame, op: str) -> Change | None:
+    """``grads = (grads[0].mul(s), *grads[1:])`` for ``grads[0].mul_(s)`` in a hook of a module, which is given a tuple.
+
+    A hook of a tensor is given that alone.
+    """
+    found = target_at(frame, op)
+    statement = None if found is None else found[0].source.statement(found[0].node)
+    if found is None or statement is None:
+        return None
+    source = found[0].source
+    part, value = _part_and_value(source, statement, found[0].node)
+    function = source.function(statement)
+    given = [] if function is None else [one for one in parameters(function) if one not in ("self", "cls")]
+    name, index = (None, None) if part is None else (chain_key(part.value), constant_key(part.slice))
+    if name not in given[1:] or value is None or not isinstance(index, int) or index < 0:
+        return None
+    before = f"*{name}[:{index}], " if index else ""
+    text = f"{name} = ({before}{value}, *{name}[{index + 1}:])"
+    return edited(source, [Edit(source.span(statement), text)], "out_of_place")
 
 
 def mask_out_of_place(frame: Frame, op: str, *, is_of_rows: bool) -> Change | None:

@@ -219,7 +219,7 @@ def read_with_graph(frame: Frame) -> Change | None:
     return edited(source, [Edit(source.span(read), source.text(place.node.value))], "read_with_graph")
 
 
-_CLASSES = {"tuple": "tuple", "namedtuple": "tuple", "list": "list", "dict": "dict", "deque": "deque"}
+_CLASSES = {"namedtuple": "tuple"} | {one: one for one in ("tuple", "list", "dict", "deque")} | {"defaultdict": "dict"}
 _MOST_CUT = 4
 
 
@@ -317,8 +317,9 @@ def _anew(source: SourceFile, value: str, layers: Sequence[Layer]) -> str | None
         if test is None:
             return None
         inner = f"{inner} if {test} else {item}"
-    if layer.kind == "dict":
-        return f"{{key: {inner} for key, {item} in {value}.items()}}"
+    if layer.kind.endswith("dict"):
+        kept = f"{value} | " if layer.kind == "defaultdict" else ""
+        return f"{kept}{{key: {inner} for key, {item} in {value}.items()}}"
     if layer.kind == "list":
         return f"[{inner} for {item} in {value}]"
     each = f"{inner} for {item} in {value}"
