@@ -267,6 +267,32 @@ RETURNED = {
     ("x, low, w", "inside * w, None", "net(torch.randn(5, 2)), -2, w"): False,
 }
 """Inputs, what backward returns and the call, and whether it is known whose each gradient is."""
+VERDICTS = {
+    "a view that a Function returned": """
+class Head(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.shape = x.shape
+        return x[:, :2]
+
+    @staticmethod
+    def backward(ctx, given):
+        return torch.nn.functional.pad(given, (0, ctx.shape[1] - 2))
+
+net = torch.nn.Linear(3, 4)
+hidden = net(torch.randn(5, 3))
+top = Head.apply(hidden)
+top += 1
+top.pow(2).mean().backward()
+""",
+    "a leaf moved by gradients that were asked for": """
+w = torch.ones(3, requires_grad=True)
+for _ in range(3):
+    (along,) = torch.autograd.grad(w.exp().sum(), w)
+    w -= 0.1 * along
+""",
+}
+"""Programs whose first fix is proved to keep the training, though no optimizer and no ``.grad`` need take part."""
 CHECKPOINTED = """
 from torch.utils.checkpoint import checkpoint
 tower = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
@@ -520,6 +546,12 @@ def test_a_value_may_be_read_outside_of_torch_where_nothing_is_trained_by_it(tmp
     found = search(tmp_path, monkeypatch, RATINGS.format(read=statement))
     assert found.diagnoses[0].code == "GS317"
     assert keeps_training(found) is READ[statement]
+
+
+@pytest.mark.parametrize("case", VERDICTS)
+def test_the_first_fix_is_known_to_keep_the_training(tmp_path, monkeypatch, case):
+    found = search(tmp_path, monkeypatch, VERDICTS[case])
+    assert found.diagnoses[0].fixes[0].verification.training == "same"
 
 
 @pytest.mark.parametrize("case", long_but_first(RETURNED))

@@ -112,7 +112,8 @@ def gather_written(context: Context) -> tuple[Clue, ...]:
         op, part = source.called_expression(own) or "", name
     facts = {} if tensor is None else described(tensor, context.frame, name)
     values = {"part": part, "backwards": context.core.backwards, **facts}
-    if tensor is not None and context.row in _LEAF_ROWS:
+    is_leaf_given_out = context.row == "out_requires_grad" and tensor is not None and _is_leaf_with_grad(tensor)
+    if tensor is not None and (context.row in _LEAF_ROWS or is_leaf_given_out):
         values["value_learns"] = _value_learns(context.frame, own, tensor)
         values["leaves_beside"] = _leaves_beside(context.frame, own, bool(values["value_learns"]))
     if tensor is not None and context.row == "unrecorded_view_inplace":

@@ -153,7 +153,7 @@ _NAMES = {
         "backward_to_its_step called_step_behind is_only_backward later_backward_to_its_step step_by_scaler "
         "steps_without_backward"
     ),
-    "rewrite.parts": "parts_collected",
+    "rewrite.parts": "named_parts_joined parts_collected",
     "rewrite.suggest": (
         "clone_at_save clone_before detach_at drop_keyword has_keyword inplace_false switch_on_before undone "
         "undone_numbers"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts, statements
-from gradsan.model import Clue, Diagnosis, Failure, Fix, Message
+from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Lines, Message
 
 
 def expanded_written(failure: Failure) -> Diagnosis | None:
@@ -22,7 +22,7 @@ def expanded_written(failure: Failure) -> Diagnosis | None:
         "GS308",
         "expanded_written",
         fixes=lambda values: (
-            *statements.copy_where_made(failure, values),
+            *copy_where_made(failure, values),
             *statements.new_tensor(failure, values)[:1],
         ),
     )
@@ -60,7 +60,7 @@ def _found_late(failure: Failure) -> Diagnosis:
     name = written.target if written is not None else Message("label.unnamed")
     values = {"name": name, "op": label_texts.as_written(clues[-1].op)}
     made = None if frame is None or written is None else source.definition_of(frame, written.target)
-    copied = () if frame is None or written is None else statements.copied_where_made(frame, written.target)
+    copied = () if frame is None or written is None else copied_where_made(frame, written.target)
     # Backward begins with the last computed value.
     passing = made.elements[clues[-1].count("turn") % len(made.elements)] if made and made.elements else None
     key = "label.taken_in_turn" if made is not None and made.is_loop else "label.bound"
@@ -94,3 +94,25 @@ def _written_once(failure: Failure, writes: tuple[Clue, ...], values: Mapping[st
     }
     fixes = statements.new_tensor_at(failure, writes, values) if len(places) == 1 else ()
     return fixes if any(one.lines for one in fixes) else ()
+
+
+def copy_where_made(
+    failure: Failure, values: Mapping[str, object], kind: str = "clone_before_mutation"
+) -> tuple[Fix, ...]:
+    """Bind the name to a copy from the start: ``x = y.expand(3, 4).clone()``; without a line if that is unknown."""
+    target, frame = failure.clue("target"), failure.site.user_frame
+    lines = () if target is None or not target.name or frame is None else copied_where_made(frame, target.name)
+    return (parts.fix(kind, "preserved", values, lines=lines),)
+
+
+def copied_where_made(frame: Frame, name: str) -> Lines:
+    """The changed lines that bind ``name`` to a copy from the start; for a loop over names, each of them."""
+    made = source.definition_of(frame, name)
+    if made is None:
+        return ()
+    if made.is_loop:
+        each = [copied_where_made(made.frame, element) for element in made.elements]
+        return tuple(line for lines in each for line in lines) if all(each) else ()
+    change = source.clone_at_save(made.frame, name)
+    is_there = change is not None and made.frame.line == change.line
+    return source.changed_lines(made.frame.file, change) if change is not None and is_there else ()

@@ -118,7 +118,9 @@ def new_tensor_at(failure: Failure, writes: Sequence[Clue], values: Mapping[str,
 def without_out(failure: Failure, values: Mapping[str, object]) -> Fix:
     """Bind the result instead of ``out=``; without a line where others would see the old value."""
     op = "" if (target := failure.clue("target")) is None else target.op or ""
-    lines, is_hidden = _lines_and_notes(failure, partial(source.out_of_place, op=op))
+    lines, is_hidden = _lines_and_notes(
+        failure, lambda frame: source.out_of_place(frame, op) or source.element_out_of_place(frame, op)
+    )
     return parts.fix("out_of_place", "preserved", values, lines=() if is_hidden else lines, summary="help.without_out")
 
 
@@ -174,28 +176,6 @@ def stopped(
         fixes=suggested,
         notes=(*known_as(target), *notes),
     )
-
-
-def copy_where_made(
-    failure: Failure, values: Mapping[str, object], kind: str = "clone_before_mutation"
-) -> tuple[Fix, ...]:
-    """Bind the name to a copy from the start: ``x = y.expand(3, 4).clone()``; without a line if that is unknown."""
-    target, frame = failure.clue("target"), failure.site.user_frame
-    lines = () if target is None or not target.name or frame is None else copied_where_made(frame, target.name)
-    return (parts.fix(kind, "preserved", values, lines=lines),)
-
-
-def copied_where_made(frame: Frame, name: str) -> Lines:
-    """The changed lines that bind ``name`` to a copy from the start; for a loop over names, each of them."""
-    made = source.definition_of(frame, name)
-    if made is None:
-        return ()
-    if made.is_loop:
-        each = [copied_where_made(made.frame, element) for element in made.elements]
-        return tuple(line for lines in each for line in lines) if all(each) else ()
-    change = source.clone_at_save(made.frame, name)
-    is_there = change is not None and made.frame.line == change.line
-    return source.changed_lines(made.frame.file, change) if change is not None and is_there else ()
 
 
 _Fixes = Callable[[Failure, Mapping[str, object]], tuple[Fix, ...]]
@@ -255,19 +235,22 @@ def _out_argument(failure: Failure, values: Mapping[str, object]) -> tuple[Fix, 
     """A parameter is updated, which autograd must not record; anything else is a result that the loss may need."""
     target = failure.clue("target")
     facts = {} if target is None else target.values
-    new = without_out(failure, values)
-    is_update = bool(facts.get("is_leaf") and facts.get("requires_grad"))
     unrecorded = parts.fix("no_grad", "preserved", values, lines=under_no_grad(failure))
-    if not is_update:
-        how = Message("help.write_unrecorded_how", dict(values))
-        unrecorded = replace(unrecorded, meaning="changed", how_changed=how)
-    return (new, unrecorded) if new.lines and not is_update else (unrecorded, new)
+    if facts.get("is_leaf") and facts.get("requires_grad") and not facts.get("value_learns"):
+        return (unrecorded,)  # a new tensor would be no leaf
+    how, new = Message("help.write_unrecorded_how", dict(values)), without_out(failure, values)
+    unrecorded = replace(unrecorded, meaning="changed", how_changed=how)
+    return (new, unrecorded) if new.lines else (unrecorded, new)
 
 
 def _one_of_several_views(failure: Failure, values: Mapping[str, object]) -> tuple[Fix, ...]:
     frame, index = failure.site.user_frame, parts.fix("index_base_instead", "preserved", values)
-    if frame is not None and (new := source.parts_collected(frame, str(values["name"]))):
-        return (parts.fix("out_of_place", new.meaning, values, lines=new.lines, summary="help.parts_collected"), index)
+    for key, collect in (
+        ("parts_collected", source.parts_collected),
+        ("named_parts_joined", source.named_parts_joined),
+    ):
+        if frame is not None and (new := collect(frame, str(values["name"]))):
+            return (parts.fix("out_of_place", new.meaning, values, lines=new.lines, summary=f"help.{key}"), index)
     return (*new_tensor(failure, values, of_view=True), index)
 
 

@@ -100,6 +100,10 @@ class _Watch:
 
     def look_at_end(self, main: ModuleType) -> None:
         """Look at the program's variables at its end."""
+        if "own_results" in self.request.allowances:
+            from gradsan.repair.trials.own_results import OwnResults
+
+            OwnResults.is_over = True
         self.recorder.look_at_end(main)
 
     def answer(self, is_well: bool, exception: tuple[str, str] | None) -> dict[str, Any]:

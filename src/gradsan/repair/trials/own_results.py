@@ -23,6 +23,9 @@ _Pair = tuple[Any, Any]
 class OwnResults:
     """Copies of such results, each with the input that it would share memory with."""
 
+    is_over = False
+    """Whether the program has ended: what looks at its variables then is not a part of it."""
+
     def __init__(self) -> None:
         self._pairs: list[_Pair] = []
 
@@ -44,7 +47,8 @@ class OwnResults:
         """Raise ``RuntimeError`` if ``args`` have an input whose copy the program has written."""
         self._pairs[:] = [(copy, base) for copy, base in self._pairs if copy() is not None and base() is not None]
         written = {_torch.storage_or_none(base()) for copy, base in self._pairs if copy()._version}
-        if written and any(_torch.storage_or_none(one) in written for one in _torch.tensors_in(args)):
+        is_read = written and any(_torch.storage_or_none(one) in written for one in _torch.tensors_in(args))
+        if is_read and not self.is_over:
             raise RuntimeError("the input of a Function is read after its result, a view of it, was written")
 
     def _around_hooked(self, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -74,6 +74,8 @@ class Recorder:
         self._moments: list[Moment] = []
         self._ordinals: Counter[tuple[tuple[str, int], ...]] = Counter()
         self._backwards: list[Gradients] = []
+        self._returned: list[Gradients] = []
+        self._returns = False
         self._losses: list[float] = []
         self._begun: list[float] = []
         self._begun_count = 0
@@ -97,6 +99,8 @@ class Recorder:
         if self._calls is not None:
             self._calls.start()
         torch.save = self._saving(torch.save)
+        if self._compiling is None:
+            torch.autograd.grad = self._returning(torch.autograd.grad)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
 
@@ -108,7 +112,8 @@ class Recorder:
             self._keep(undecided, key, gradients)
         return Recording(
             tuple(self._steps),
-            tuple(self._backwards),
+            # A program that never accumulates has only the gradients that it asked for.
+            tuple(self._backwards or self._returned),
             tuple(self._losses),
             tuple(self._begun),
             finished or self._was_ended,
@@ -136,6 +141,20 @@ class Recorder:
             save(value, *args, **kwargs)
 
         return saving
+
+    def _returning(self, grad: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(grad)
+        def returning(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            self._returns = False
+            gradients = grad(outputs, inputs, *args, **kwargs)
+            if self._returns and not self._backwards:
+                self._returns = False  # under a mode, PyTorch calls this function from within it
+                asked = [inputs] if torch.is_tensor(inputs) else list(inputs)
+                if all(map(torch.is_tensor, asked)):
+                    self._keep(self._returned, "grad", list(gradients), self._labels_of(asked))
+            return gradients
+
+        return returning
 
     def look_at_end(self, main: Any) -> None:
         """Record the variables of the module ``main`` when the program has reached its end."""
@@ -238,6 +257,7 @@ class Recorder:
         if torch.compiler.is_compiling():
             return
         outputs, accumulates = entry.outputs, entry.accumulates
+        self._returns = not accumulates
         self._losses.extend(_scalars(outputs))
         if accumulates:
             leaves = _leaves(outputs)

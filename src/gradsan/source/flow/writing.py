@@ -156,7 +156,8 @@ def written_root(node: ast.stmt) -> str | None:
         target = node.target
     elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         function = node.value.func
-        if isinstance(function, ast.Attribute) and is_inplace_method(function.attr):
+        target = next((one.value for one in node.value.keywords if one.arg == "out"), None)
+        if target is None and isinstance(function, ast.Attribute) and is_inplace_method(function.attr):
             target = function.value
     elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
         target = node.targets[0]

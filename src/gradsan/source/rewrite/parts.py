@@ -1,4 +1,4 @@
-"""Views of one call, written one by one in a loop: computed out of place instead, collected, and joined again."""
+"""Views of one call, written in a loop or by their names: computed out of place instead, and joined again."""
 
 from __future__ import annotations
 
@@ -80,6 +80,51 @@ def parts_collected(frame: Frame, name: str) -> Collected | None:
     return Collected(changed, "changed" if is_zipped else "preserved")
 
 
+def named_parts_joined(frame: Frame, name: str) -> Collected | None:
+    """``a, b = x.chunk(2); a *= 2`` with ``a`` computed anew, and ``x`` joined of both behind the last such write.
+
+    None where the source does not show how, where nothing reads ``x`` afterwards, or where it is read in between. The
+    statement at ``frame`` writes the part called ``name``; writes of the other parts that follow are changed too.
+    """
+    place = statement_at(frame)
+    torch = None if place is None else torch_in(place.source)
+    parent, field = (None, "") if place is None else place.source.parents[place.node]
+    block = getattr(parent, field, None)
+    if place is None or torch is None or not isinstance(block, list):
+        return None
+    source, before = place.source, block[: block.index(place.node)]
+    made = next((one for one in reversed(before) if name in _names_bound(one)), None)
+    views = next(_views_of(made.value), None) if isinstance(made, ast.Assign) else None
+    if made is None or views is None or not isinstance(made.value, ast.Call) or not isinstance(views.whole, ast.Name):
+        return None
+    names, changes, last = _names_bound(made), dict[int, str](), made
+    behind = block[block.index(made) + 1 :]
+    for node in behind:
+        if any(_is_name(one, views.whole.id) for one in ast.walk(node)):
+            break
+        written = {line: text for one in names for _, line, text in _out_of_place(source, node, frame, one)}
+        if not written and any(_writes(node, one) for one in names):
+            break
+        if written:
+            changes |= written
+            last = node
+    span = source.span(last)
+    if span.line not in changes or place.node.lineno not in changes or not _is_read_outside(source, views.whole, made):
+        return None
+    along = "" if views.dimension == "0" else f", dim={views.dimension}"
+    joined = f"{source.indent(last)}{views.whole.id} = {torch}.{views.join}(({', '.join(names)}){along})"
+    changes[span.line] = f"{changes[span.line]}\n{joined}"
+    return Collected(tuple((source.file, line, text) for line, text in sorted(changes.items())), "preserved")
+
+
+def _names_bound(node: ast.stmt) -> list[str]:
+    """``a``, ``b`` of ``a, b = ...``; empty for any other statement."""
+    target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+    names = [one.id for one in target.elts if isinstance(one, ast.Name)] if isinstance(target, ast.Tuple) else []
+    is_whole = isinstance(target, ast.Tuple) and len(set(names)) == len(target.elts)
+    return names if is_whole else []
+
+
 def _binds(loop: ast.AST, name: str) -> bool:
     return isinstance(loop, ast.For) and any(_is_name(one, name) for one in ast.walk(loop.target))
 
@@ -88,8 +133,8 @@ def _may_be(node: ast.AST) -> TypeGuard[ast.expr]:
     return isinstance(node, ast.Name | ast.Attribute)
 
 
-def _is_read_outside(source: SourceFile, whole: ast.expr, loop: ast.For) -> bool:
-    """Whether something may read ``whole`` behind the loop: an attribute, or a name read there or in a loop around."""
+def _is_read_outside(source: SourceFile, whole: ast.expr, loop: ast.stmt) -> bool:
+    """Whether something may read ``whole`` behind a statement: an attribute, a name read there or in a loop around."""
     if not isinstance(whole, ast.Name):
         return True
     inside, end = set(ast.walk(loop)), source.span(loop).end_line

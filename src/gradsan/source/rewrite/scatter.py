@@ -104,7 +104,8 @@ def element_out_of_place(frame: Frame, op: str) -> Change | None:
     """The line of ``frame`` that writes in place to an element of a list, with a new tensor as that element.
 
     ``states[k] += v`` becomes ``states[k] = states[k] + v``. For a tensor this would be the same write again:
-    only a run shows whether ``states`` holds tensors or is one.
+    only a run shows whether ``states`` holds tensors or is one. ``torch.add(x, y, out=rows[k, :3])`` becomes
+    ``rows[k, :3] = torch.add(x, y)``, which autograd records.
     """
     found = target_at(frame, op)
     if found is None:
@@ -114,7 +115,8 @@ def element_out_of_place(frame: Frame, op: str) -> Change | None:
     if statement is None or isinstance(statement, ast.Assign):
         return None
     part, value = _part_and_value(source, statement, place)
-    if part is None or value is None or isinstance(part.slice, ast.Slice | ast.Tuple):
+    given_out = isinstance(place, ast.Call) and any(one.arg == "out" for one in place.keywords)
+    if part is None or value is None or (isinstance(part.slice, ast.Slice | ast.Tuple) and not given_out):
         return None
     new = f"{source.text(part)} = {value}"
     return edited(source, [Edit(source.span(statement), new)], "out_of_place")
@@ -135,7 +137,7 @@ def _part_and_value(source: SourceFile, statement: ast.stmt, place: ast.AST) -> 
     if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Subscript):
         return statement.target, augmented_value(source, statement)
     if isinstance(statement, ast.Expr) and isinstance(place, ast.Call):
-        base: ast.expr = statement.value
+        base = next((one.value for one in place.keywords if one.arg == "out"), statement.value)
         while isinstance(base, ast.Call) and isinstance(base.func, ast.Attribute):
             base = base.func.value
         chain = chain_value(source, place)
