@@ -291,8 +291,36 @@ for _ in range(3):
     (along,) = torch.autograd.grad(w.exp().sum(), w)
     w -= 0.1 * along
 """,
+    "a part detached in place": """
+net = torch.nn.Linear(3, 4)
+left, right = net(torch.randn(5, 3)).chunk(2, 1)
+right.detach_()
+(left * right).mean().backward()
+""",
+    "integers with a flag": """
+table = torch.nn.Embedding(4, 2)
+words = torch.randint(4, (5,))
+words.requires_grad_()
+table(words).exp().mean().backward()
+""",
+    "a deep copy that is trained": """
+import copy
+cell = torch.nn.Linear(2, 2)
+states, state = [], torch.randn(5, 2)
+for _ in range(3):
+    state = cell(state)
+    states.append(copy.deepcopy(state))
+sum(one.exp().mean() for one in states).backward()
+""",
+    "a deep copy that is a constant": """
+import copy
+net = torch.nn.Linear(2, 3)
+chances = net(torch.randn(5, 2)).log_softmax(1)
+old = copy.deepcopy(chances)
+((chances - old).exp() * torch.randn(5, 3)).mean().backward()
+""",
 }
-"""Programs whose first fix is proved to keep the training, though no optimizer and no ``.grad`` need take part."""
+"""Programs whose first fix is proved to keep the training, by what the reference run carries out."""
 CHECKPOINTED = """
 from torch.utils.checkpoint import checkpoint
 tower = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
@@ -551,7 +579,10 @@ def test_a_value_may_be_read_outside_of_torch_where_nothing_is_trained_by_it(tmp
 @pytest.mark.parametrize("case", VERDICTS)
 def test_the_first_fix_is_known_to_keep_the_training(tmp_path, monkeypatch, case):
     found = search(tmp_path, monkeypatch, VERDICTS[case])
-    assert found.diagnoses[0].fixes[0].verification.training == "same"
+    fix = found.diagnoses[0].fixes[0]
+    assert fix.verification.training == "same"
+    if "deep" in case:
+        assert fix.kind == ("clone_for_copy" if "trained" in case else "detach_and_clone")
 
 
 @pytest.mark.parametrize("case", long_but_first(RETURNED))

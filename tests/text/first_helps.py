@@ -12,7 +12,7 @@ ELSEWHERE = "the statement is right and stands in the wrong place; where the rig
 
 WITHOUT_LINE = {
     **dict.fromkeys(["GS121", "GS206", "GS209", "GS605"], UNSEEN),
-    **dict.fromkeys(["GS313", "GS314", "GS315", "GS318", "GS405", "GS406"], MEANT),
+    **dict.fromkeys(["GS313", "GS314", "GS315", "GS405", "GS406"], MEANT),
     **dict.fromkeys(["GS414", "GS416", "GS514", "GS515", "GS604"], MEANT),
     **dict.fromkeys(["GS307", "GS320", "GS410", "GS412", "GS413"], ANEW),
     **dict.fromkeys(["GS417", "GS418", "GS501", "GS502", "GS506", "GS507", "GS508", "GS509", "GS516"], ANEW),

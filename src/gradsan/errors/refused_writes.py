@@ -121,6 +121,7 @@ def gather_written(context: Context) -> tuple[Clue, ...]:
     if context.row == "deepcopy_of_result":
         beside = [one for one in naming.find(context.frame, _is_result) if one.tensor is not tensor]
         values["copied_beside"] = tuple({id(one.tensor): one.path for one in beside}.values())
+        values["is_copied_itself"] = name in source.operand_expressions(own)
     target = Clue("target", context.site, name=name, op=op, values=values)
     made = made_by(context.core, tensor)
     return (target,) if made is None else (target, made)

@@ -41,8 +41,14 @@ _ALLOWANCES = {
     "gathered_anew": ("gathered_values",),
     "export_requires_grad": ("read_values",),
     "custom_backward_returns": ("padded_gradients",),
+    "requires_grad_flag": ("cut_results", "plain_integers"),
+    "result_deepcopied": ("graph_copies",),
+    "view_detached_in_place": ("own_views",),
 }
 """The allowances, by the cause of a fault, with which the unchanged program gets past it."""
+
+_DOUBTED = {"read_values": "read_other_values", "graph_copies": "plain_copies"}
+"""The allowances that may not be what was meant, with the one that a second run has instead."""
 
 
 def reference_for(request: Request, faults: Sequence[Diagnosis]) -> Request:
@@ -102,18 +108,28 @@ def healed_run(runner: Runner, request: Request, faults: Sequence[Diagnosis]) ->
     """The reference run for ``request``, and what it was asked.
 
     Values that are read outside of PyTorch are carried out only where the training does not depend on them: else what
-    is computed from them may have been meant to be trained.
+    is computed from them may have been meant to be trained. Deep copies have the graph, or none, where the other loses
+    gradients; where both train alike, it does not matter, and where neither loses any, it is not known which is meant.
     """
     reference = reference_for(request, faults)
     healed = runner.run(reference)
-    if "read_values" not in reference.allowances or not healed.recording.finished:
-        return reference, healed
-    rest = reference.allowances - {"read_values"}
-    other = runner.run(replace(reference, allowances=rest | {"read_other_values"}))
-    if _trains_alike(healed, other):
-        return reference, healed
-    reference = replace(reference, allowances=rest)
-    return reference, runner.run(reference)
+    for allowance, doubt in _DOUBTED.items():
+        if allowance not in reference.allowances or not healed.recording.finished:
+            continue
+        rest = reference.allowances - {allowance}
+        other = replace(reference, allowances=rest | {doubt})
+        doubted = runner.run(other)
+        if _trains_alike(healed, doubted):
+            continue
+        if allowance == "graph_copies":
+            if not doubted.recording.finished or compare(healed.recording, doubted.recording).lost:
+                continue  # without the graph of the copy something is not trained
+            if compare(doubted.recording, healed.recording).lost:
+                reference, healed = other, doubted
+                continue
+        reference = replace(reference, allowances=rest)
+        healed = runner.run(reference)
+    return reference, healed
 
 
 def _trains_alike(healed: Trial, other: Trial) -> bool:

@@ -279,11 +279,20 @@ def _not_reentrant(failure: Failure, values: Mapping[str, object]) -> tuple[Fix,
     return (parts.fix("not_reentrant", "preserved", values, lines=lines),)
 
 
+def _deepcopy(failure: Failure, values: Mapping[str, object]) -> tuple[Fix, ...]:
+    """A copy of the tensor itself may be what a loss trains; one within an object is not even read, mostly."""
+    detached = parts.fix("detach_and_clone", "changed", values, summary="help.detach_before_copy")
+    target = failure.clue("target")
+    if target is None or not target.values.get("is_copied_itself"):
+        return (detached,)
+    return (parts.fix("clone_for_copy", "preserved", values), detached)
+
+
 def _flag(failure: Failure, values: Mapping[str, object]) -> tuple[Fix, ...]:
     if failure.row == "flag_of_result":
         return (parts.fix("detach_result", "changed", values),)
     if isinstance(values["name"], str):
-        return (parts.fix("floating_first", "preserved", values),)
+        return (parts.fix("floating_first", "preserved", values), parts.fix("leave_flag_out", "preserved", values))
     lines = changed(failure, source.floating_from_start)
     words = "help.floating_from_start" if lines else "help.floating_or_without_gradient"
     return (parts.fix("floating_first", "preserved", values, lines=lines, summary=words),)
@@ -294,7 +303,6 @@ _EXPORTS = ("numpy_requires_grad", "apply_requires_grad", "export_requires_grad"
 _MUTATION_CONTEXTS = ("mutation_contexts_nested", "mutation_context_left")
 _BOTH = ("label", "explanation")
 _WITHOUT_CHECKPOINT = _advice("keep_graph_in_function", "without_checkpoint", changes="keep_graph_in_function")
-_DEEPCOPY = _advice("detach_and_clone", changes="detach_and_clone", summary="help.detach_before_copy")
 
 REFUSED = (
     Refused("GS302", "out_requires_grad", ("out_requires_grad",), _out_argument),
@@ -358,7 +366,7 @@ REFUSED = (
         role="used",
         words_of_row=("explanation",),
     ),
-    Refused("GS319", "result_deepcopied", ("deepcopy_of_result",), _DEEPCOPY, role="used"),
+    Refused("GS319", "result_deepcopied", ("deepcopy_of_result",), _deepcopy, role="used"),
     Refused(
         "GS501",
         "saved_tensor_hook_misused",

@@ -18,8 +18,9 @@ from gradsan.model import Diagnosis, Fix, Label, Lines
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Change, Edit, changed_lines, edited, with_keyword
 from gradsan.source.flow.modules import inplace_attribute_false, inplace_layers_false
+from gradsan.source.flow.writing import definition_of
 from gradsan.source.identifiers import leaf_name
-from gradsan.source.locate import Expression, expressions_at
+from gradsan.source.locate import Expression, expressions_at, statement_at
 from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.rewrite.out_of_place import out_of_place
 from gradsan.source.tree import SourceFile, Span, read_source
@@ -210,13 +211,63 @@ def _detached_copy(label: Label) -> Lines:
         change = edited(place.source, [Edit.after(place.source.span(calls[0][1].args[0]), f", {given}")], "change_call")
         return changed_lines(label.frame.file, change)
 
+    return _copied_by(label, "detach().clone()")
+
+
+def _copied_by(label: Label, methods: str) -> Lines:
     def edit(source: SourceFile, call: ast.Call) -> Edit | None:
         value = call.args[0] if len(call.args) == 1 and leaf_name(call.func) == "deepcopy" else None
         if value is None or not isinstance(value, _TAKES_METHOD):
             return None
-        return Edit(source.span(call), f"{source.text(value)}.detach().clone()")
+        return Edit(source.span(call), f"{source.text(value)}.{methods}")
 
     return _with_edit(label, edit)
+
+
+def _flag_left_out(label: Label) -> Lines:
+    """The removal of ``x.requires_grad_()``, or of ``x.requires_grad = True``."""
+    place = _setting_flag(label)
+    if place is None or len(place.block) < 2:
+        return ()
+    return blocks.lines_changed(place.source, blocks.removed(place.source, place.statement))
+
+
+def _result_detached(label: Label) -> Lines:
+    """``x = x.detach()`` for ``x.requires_grad_(False)`` and for ``x.requires_grad = False``."""
+    place, name = _setting_flag(label), label.message.values.get("name")
+    made = definition_of(label.frame, name) if isinstance(name, str) else None
+    # Bound anew, the variable of a loop would not change what the loop goes through.
+    if place is None or not isinstance(name, str) or (made is not None and made.is_loop):
+        return ()
+    span = place.source.span(place.statement)
+    return changed_lines(
+        label.frame.file, edited(place.source, [Edit(span, f"{name} = {name}.detach()")], "change_call")
+    )
+
+
+def _setting_flag(label: Label) -> blocks.Placed | None:
+    """The place of a statement that does nothing but set ``requires_grad``."""
+    place = next(iter(blocks.placements(label)), None)
+    if label.role != "used" or place is None or not is_whole_lines(place.source, place.statement):
+        return None
+    statement = place.statement
+    flag = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        flag = statement.value.func
+    if not isinstance(flag, ast.Attribute) or flag.attr not in ("requires_grad", "requires_grad_"):
+        return None
+    return place if place.source.text(flag.value) == label.message.values.get("name") else None
+
+
+def _made_floating(label: Label) -> Lines:
+    """``.float()`` behind the value that was bound to the tensor's name."""
+    name = label.message.values.get("name")
+    made = definition_of(label.frame, name) if isinstance(name, str) else None
+    place = None if made is None or made.is_loop else statement_at(made.frame)
+    if place is None or not isinstance(place.node, ast.Assign) or not isinstance(place.node.targets[0], ast.Name):
+        return ()
+    edit = _behind(place.source, place.node.value, ".float()")
+    return () if edit is None else changed_lines(place.source.file, edited(place.source, [edit], "change_call"))
 
 
 def _averaged(label: Label) -> Lines:
@@ -289,7 +340,11 @@ def _left_out(label: Label) -> Lines:
 _CHANGES: Mapping[str, Callable[[Label], Lines]] = {
     "detach_out_of_place": lambda label: changed_lines(label.frame.file, out_of_place(label.frame, "detach_")),
     "detach_to_read": _detached_to_read,
+    "clone_for_copy": partial(_copied_by, methods="clone()"),
     "detach_and_clone": _detached_copy,
+    "detach_result": _result_detached,
+    "floating_first": _made_floating,
+    "leave_flag_out": _flag_left_out,
     "mean_or_sum": _averaged,
     "full_backward_hook": _full_hook,
     "one_backward": _left_out,

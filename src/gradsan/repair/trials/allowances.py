@@ -28,6 +28,7 @@ from gradsan.overlap import is_folded
 from gradsan.record.recorder import recorder
 from gradsan.record.stacks import is_own_file
 from gradsan.repair.trials.own_results import OwnResults
+from gradsan.repair.trials.refused_calls import apart, carried_out
 
 _SPLITTING = frozenset({"unbind", "split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit", "split_with_sizes"})
 _CARRIED = frozenset(
@@ -43,6 +44,7 @@ _CARRIED = frozenset(
         "own_sources",
         "read_values",
         "read_other_values",
+        *("cut_results", "graph_copies", "own_views", "plain_copies", "plain_integers"),
     }
 )
 _REFUSED_LEAF = ("a leaf Variable that requires grad", "a view of a leaf Variable")
@@ -64,7 +66,10 @@ def allow(names: Iterable[str]) -> None:
     Functions keep copies on ``ctx``.
     ``without_checkpoint``: checkpointed functions are run once, and their saved tensors are kept.
     ``no_inference``: inference mode is ``no_grad``.
-    ``own_results``: views that Functions return have memory of their own; reading what they viewed later ends the run.
+    ``own_results``: views that Functions return have memory of their own; reading what they viewed after a write ends
+    the run. ``own_views``: so have all recorded views. ``graph_copies``, ``plain_copies``: a deep copy of a result has
+    its graph, or none. ``cut_results``: a result that is to require no gradient is detached. ``plain_integers``:
+    integers get no flag.
     ``own_sources``: what a write reads of the memory that it writes is a copy from before.
     ``release_gradients``: ``zero_grad`` fills copies with zeros, so that a graph on the gradients stays.
     ``gathered_values``: values gathered by ``fully_shard`` are kept as the forward had them, as copies.
@@ -262,8 +267,8 @@ class _Carrying(TorchFunctionMode):
     def __init__(self, wanted: frozenset[str]) -> None:
         super().__init__()
         self._wanted = wanted
-        self._own_results = OwnResults() if "own_results" in wanted else None
-        if self._own_results is not None:
+        self._own_results = OwnResults() if wanted & {"own_results", "own_views"} else None
+        if self._own_results is not None and "own_results" in wanted:
             self._own_results.install()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -274,12 +279,14 @@ class _Carrying(TorchFunctionMode):
         try:
             result = func(*args, **named)
         except RuntimeError as failure:
+            if (carry := carried_out(failure, self._wanted, args)) is not None:
+                return carry()
             if _REFUSED_READING in str(failure) and self._wanted & {"read_values", "read_other_values"}:
                 return func(self._read(args[0]), *args[1:], **named)
             if _REFUSED_SOURCE in str(failure) and "own_sources" in self._wanted:
                 written = named.get("out", args[0])
                 return func(
-                    *(_apart(one, written) for one in args), **{key: _apart(one, written) for key, one in named.items()}
+                    *(apart(one, written) for one in args), **{key: apart(one, written) for key, one in named.items()}
                 )
             if not self._may_write(failure) or self._loses_graph(failure, args):
                 raise
@@ -290,6 +297,8 @@ class _Carrying(TorchFunctionMode):
             return (
                 type(result)(map(_in_own_memory, result)) if type(result) in (list, tuple) else _in_own_memory(result)
             )
+        if self._own_results is not None and "own_views" in self._wanted:
+            return self._own_results.copies(result)
         if "own_leaf_views" in self._wanted and _is_recorded_view_of_leaf(result):
             return result.clone()
         if "record_views" in self._wanted and torch.is_tensor(result) and _is_unrecorded_view(result, args):
@@ -392,16 +401,6 @@ def _in_own_memory(result: Any) -> Any:
     if not torch.is_tensor(result) or result._base is None or result.layout is not torch.strided:
         return result
     return result.clone() if is_folded(sorted(zip(result.stride(), result.shape, strict=True))) else result
-
-
-def _apart(source: Any, written: Any) -> Any:
-    """A copy of a tensor that shares memory with the one that is ``written``; anything else, and that one, itself."""
-    is_shared = (
-        torch.is_tensor(source)
-        and source is not written
-        and _torch.storage_or_none(source) == _torch.storage_or_none(written)
-    )
-    return source.clone() if is_shared else source
 
 
 def _is_unrecorded_view(result: Any, args: Any) -> bool:

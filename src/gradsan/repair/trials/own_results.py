@@ -36,7 +36,7 @@ class OwnResults:
         def copied(cls: Any, *args: Any, **kwargs: Any) -> Any:
             result = apply.__get__(None, cls)(*args, **kwargs)
             # Module hooks look for the Node of the view.
-            return result if _torch.hands_gradients_through(cls) else self._copies(result)
+            return result if _torch.hands_gradients_through(cls) else self.copies(result)
 
         torch.autograd.Function.apply = classmethod(copied)  # type: ignore[assignment]
         owner, name = _torch.hooked_tensors()
@@ -55,13 +55,14 @@ class OwnResults:
         @functools.wraps(original)
         def hooked(*args: Any, **kwargs: Any) -> Any:
             given, places = original(*args, **kwargs)
-            return self._copies(given), places
+            return self.copies(given), places
 
         return hooked
 
-    def _copies(self, result: Any) -> Any:
-        if isinstance(result, tuple) and type(result) is tuple:
-            return tuple(map(self._copy, result))
+    def copies(self, result: Any) -> Any:
+        """``result`` with a copy in place of each recorded view in it."""
+        if type(result) in (list, tuple):
+            return type(result)(map(self._copy, result))
         return self._copy(result)
 
     def _copy(self, one: Any) -> Any:
