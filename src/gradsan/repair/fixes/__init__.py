@@ -169,7 +169,7 @@ def with_lines(diagnosis: Diagnosis) -> Diagnosis:
         has_lines = any(fix.lines for fix in fixes)
         fixes.sort(key=lambda fix: has_lines and fix.kind == "recompute_forward" and not fix.lines)
     # With several steps in between, moving or repeating one of them does not fix the others.
-    several = {turns.FIRST, turns.HELD, chains.ALL_AT_ONCE, loops.ONCE, fast_weights.BEGUN} | (
+    several = {turns.FIRST, turns.HELD, chains.ALL_AT_ONCE, loops.ONCE, fast_weights.BEGUN, kept_values.AGAIN} | (
         {loops.APART} if fixes and not fixes[0].lines else set()
     )
     fixes.sort(key=lambda fix: fix.summary.key not in several and not _is_call_first(fix))

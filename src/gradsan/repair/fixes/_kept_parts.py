@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gradsan.repair.fixes import _blocks as blocks
-from gradsan.source.identifiers import leaf_name
+from gradsan.source.identifiers import binds, leaf_name
 from gradsan.source.locate import Statement
 from gradsan.source.methods import CUTTING, KEEPS_ONE
 from gradsan.source.tree import SourceFile
@@ -92,7 +92,7 @@ def _binding(place: Statement, name: str) -> tuple[ast.stmt, ast.expr, ast.expr]
     """The last statement before ``place`` that binds ``name``, the innermost target with it, and its container."""
     scope = place.scope
     body = [] if scope is None else [one for one in ast.walk(scope) if place.source.function(one) is place.function]
-    found: list[tuple[ast.stmt, ast.expr, ast.expr]] = []
+    found: list[tuple[ast.stmt, tuple[ast.expr, ast.expr] | None]] = []
     for node in body:
         if isinstance(node, ast.For) and node.lineno <= place.node.lineno <= (node.end_lineno or node.lineno):
             target, value = node.target, node.iter
@@ -103,10 +103,10 @@ def _binding(place: Statement, name: str) -> tuple[ast.stmt, ast.expr, ast.expr]
         if name not in blocks.names_bound(target):
             continue
         taken = _taken(target, value)
-        if taken is None or any(isinstance(one, ast.Name) and one.id == name for one in ast.walk(value)):
-            return None
-        found.append((node, *taken))
-    return max(found, key=lambda one: one[0].lineno) if found else None
+        reads_itself = any(isinstance(one, ast.Name) and one.id == name for one in ast.walk(value))
+        found.append((node, None if reads_itself else taken))
+    last, taken = max(found, key=lambda one: one[0].lineno, default=(None, None))
+    return None if last is None or taken is None else (last, *taken)
 
 
 def _taken(target: ast.expr, value: ast.expr) -> tuple[ast.expr, ast.expr] | None:
@@ -138,7 +138,10 @@ class Kept:
 
 def kept_as(source: SourceFile, read: Read) -> Kept | None:
     """The one place of the file where an element is put into the container that ``read`` takes it from."""
-    items = [item for node in source.nodes for item in _put(node, read.container)]
+    function, container = source.function(read.statement), read.container
+    is_local = isinstance(container, ast.Name) and function is not None and binds(function, container.id)
+    nodes = (one for one in source.nodes if not is_local or source.function(one) is function)
+    items = [item for node in nodes for item in _put(node, container)]
     if len(items) != 1:
         return None
     statement = source.statement(items[0])

@@ -37,6 +37,7 @@ from gradsan.source.rewrite.renewing import constructs, draws_again
 from gradsan.source.tree import SourceFile, indentation_of
 
 WORDS, CUT, _CUT = "recompute_from_kept", "detach_kept", "help.build_without_graph"
+AGAIN = f"fix.{WORDS}"
 _LONGEST, _MOST_STORED = 200, 3
 _CARRIED = frozenset({"freed_state_carried_over", "state_carried_over"})
 _FILLING = frozenset({"zero_", "fill_", "uniform_", "normal_", "exponential_", "random_", "bernoulli_"})
@@ -149,7 +150,8 @@ class _Again:
         nodes = [] if scope is None or again is None else list(ast.walk(scope))
         own = [one for one in nodes if source.function(one) is self.place.function]
         here = set(ast.walk(self.kept.statement))
-        values = [one.value for one in own if isinstance(one, ast.Assign) and one not in here]
+        taken_at = self.read.statement.lineno
+        values = [one.value for one in own if isinstance(one, ast.Assign) and one not in here and one.lineno > taken_at]
         return any(ast.unparse(inlined(source, one, self.place.node)) == same for one in values)
 
     def detached(self) -> Lines:
