@@ -79,6 +79,8 @@ RAISED_BY = {
     "region_inside_hooks": "hooks_disabled",
     "resized": "resize_requires_grad",
     "result_dtype": "result_dtype",
+    "result_of_leaf_optimized": "result_optimized",
+    "result_optimized": "result_optimized",
     "result_shape": "result_shape",
     "rows_of_plain_memory": "multi_view_inplace",
     "rows_scaled_in_turn": "multi_view_inplace",

@@ -35,6 +35,7 @@ tensors after they have already been freed). Saved intermediate values of the gr
         ("Can't call numpy() on Tensor that requires grad", "GS317"),
         ("Expected to mark a variable ready only once", "GS513"),
         ("Only Tensors created explicitly by the user support the deepcopy protocol", "GS319"),
+        ("can't optimize a non-leaf Tensor", "GS321"),
     ],
 )
 def test_the_code_of_a_message(text: str, first: str) -> None:

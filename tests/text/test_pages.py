@@ -71,7 +71,7 @@ def fault_of_failing(source):
     """What is wrong with an example that is to fail where a comment says so, with an error that gradsan knows."""
     try:
         execute(source, "<example>")
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         kinds = [kind.__name__ for kind in type(error).__mro__]
         message = str(error)
         is_known = isinstance(error, gradsan.GradsanError) or "modified by an inplace operation" in message
@@ -79,7 +79,8 @@ def fault_of_failing(source):
             return f"unknown message: {message}"
         line = next(f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == "<example>")
         text = source.splitlines()[line - 1]
-        return None if "RuntimeError" in text.partition("#")[2] else f"fails at line {line}: {text}"
+        said = "ValueError" if isinstance(error, ValueError) else "RuntimeError"
+        return None if said in text.partition("#")[2] else f"fails at line {line}: {text}"
     return "does not fail"
 
 
@@ -133,7 +134,11 @@ def test_both_languages_show_the_same_code_make_the_same_points_and_name_the_sam
             [len(re.findall(r"^- ", body, re.MULTILINE)) for body in bodies],
             [[ast.dump(ast.parse(one)) for one in found] for found in sources],
             [
-                [one.partition("#")[0] for one in "\n".join(found).splitlines() if "RuntimeError" in one]
+                [
+                    one.partition("#")[0]
+                    for one in "\n".join(found).splitlines()
+                    if "RuntimeError" in one or "# ValueError" in one
+                ]
                 for found in sources
             ],
         )
@@ -149,7 +154,7 @@ def test_chinese_comments_are_chinese():
         )
         assert len(english) == len(chinese)
         for comment, translated in zip(english, chinese, strict=True):
-            assert comment == "RuntimeError" or re.search(r"[\u4e00-\u9fff]", translated), translated
+            assert comment in ("RuntimeError", "ValueError") or re.search(r"[\u4e00-\u9fff]", translated), translated
 
 
 def test_examples_fail_where_they_say_and_all_others_run_to_their_end_and_check_themselves():

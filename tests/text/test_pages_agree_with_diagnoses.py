@@ -48,7 +48,7 @@ def diagnosed(source, folder, mode="watch"):
             warnings.showwarning = lambda *_, **__: None
             with watched:
                 runpy.run_path(str(program))
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         failure = error
     finally:
         torch.set_warn_always(False)

@@ -41,6 +41,7 @@ from gradsan.record.steps import BackwardRecord, StepLog
 
 _TOPICS: tuple[tuple[Callable[[Context], Iterable[Clue]], Collection[str]], ...] = (
     (refused_writes.gather_written, (*refused_writes.OPERAND, *refused_writes.WRITTEN_ONLY)),
+    (refused_writes.gather_optimized, ("result_optimized",)),
     (refused_writes.gather_assigned, ("parameter_assigned", "parameter_result")),
     (refused_writes.gather_stale_view, ("multi_view_base_written", "unrecorded_view_base_written")),
     (refused_writes.gather_hooked_modules, ("function_view_inplace",)),

@@ -38,7 +38,7 @@ from gradsan import _torch, source
 from gradsan.errors.context import Context, described, made_by, writes_to
 from gradsan.graph import naming
 from gradsan.graph.live import first_named, live_clues, tensor_of, value_of
-from gradsan.graph.walk import learns_elsewhere
+from gradsan.graph.walk import learns_elsewhere, leaves_of
 from gradsan.model import Clue, Frame, Site
 from gradsan.record.backwards import PastBackward
 from gradsan.record.ledger import call_that_made
@@ -180,6 +180,19 @@ def _reads_learning(frame: FrameType, own: Frame, written: torch.Tensor) -> bool
     statement = source.statement_at(own)
     names = [] if statement is None else source.consumed_names(statement)
     return first_named(frame, names, lambda one: one.requires_grad and one is not written) is not None
+
+
+def gather_optimized(context: Context) -> tuple[Clue, ...]:
+    """Return the result of an operation that an optimizer was given, and the leaf that it alone is computed from."""
+    adding = next((one for one in reversed(context.frames) if one.f_code.co_name == "add_param_group"), None)
+    given = None if adding is None else _torch.locals_of(adding).get("param")
+    if not torch.is_tensor(given) or given.grad_fn is None or context.frame is None:
+        return ()
+    name, leaves = naming.name_of(given, context.frame), leaves_of([given.grad_fn])
+    held = next((one.path for one in naming.find(context.frame, lambda one: any(one is leaf for leaf in leaves))), None)
+    facts = {**described(given, context.frame, name), "leaf": held if len(leaves) == 1 else None}
+    made = made_by(context.core, given)
+    return (Clue("target", context.site, name=name, values=facts), *((made,) if made else ()))
 
 
 def gather_assigned(context: Context) -> tuple[Clue, ...]:

@@ -136,8 +136,8 @@ _NAMES = {
     ),
     "rewrite.given": "may_step steps_one_of",
     "rewrite.leaves": (
-        "assigned_as_parameter assigned_by_copy assigned_in_place attribute_assigned leaf_alone reads_later "
-        "written_behind"
+        "assigned_as_parameter assigned_by_copy assigned_in_place attribute_assigned leaf_alone read_instead "
+        "reads_later written_behind"
     ),
     "rewrite.listing": "list_and_stack rebuilt_list",
     "rewrite.moving": "bound_names move_behind within_block",

@@ -68,6 +68,7 @@ _CAUSES: Mapping[str, Callable[[Failure], Diagnosis | None]] = {
         (meaning.saved_early, ("saved_early",)),
         (views.parameter_assigned, ("parameter_assigned",)),
         (replaced.parameter_result, ("parameter_result",)),
+        (replaced.result_optimized, ("result_optimized",)),
         (meaning.kept_for_all_calls, ("kept_for_all_calls",)),
         (meaning.built_once, ("value_built_once",)),
         (meaning.term_constant, ("term_is_constant",)),

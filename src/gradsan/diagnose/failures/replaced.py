@@ -1,4 +1,4 @@
-"""Parameters that replaced those of an optimizer, given to it; parameters that became results."""
+"""Parameters that replaced those of an optimizer, given to it; parameters, or what it was given, that are results."""
 
 from __future__ import annotations
 
@@ -28,6 +28,25 @@ def parameter_result(failure: Failure) -> Diagnosis | None:
         explanation="explanation.parameter_result",
         fixes=fixes,
     )
+
+
+def result_optimized(failure: Failure) -> Diagnosis | None:
+    """GS321: the leaf alone where nothing else holds it, else that one is for the optimizer."""
+    target, made = failure.clue("target"), failure.clue("made")
+    frame, name = failure.site.user_frame, "" if target is None else target.name or ""
+    leaf = None if target is None else target.values.get("leaf")
+
+    def fixes(values: Mapping[str, object]) -> tuple[Fix, ...]:
+        if isinstance(leaf, str):
+            given = (source.read_instead(one, name, leaf) for one in reversed(failure.site.user_frames))
+            frames = zip(reversed(failure.site.user_frames), given, strict=True)
+            lines = next((source.changed_lines(one.file, change) for one, change in frames if change is not None), ())
+            return (parts.fix("give_leaf", "changed", {**values, "leaf": leaf}, lines=lines),)
+        bound = source.definition_of(frame, name) if frame is not None else None
+        at = bound.frame if bound is not None else None if made is None or made.site is None else made.site.user_frame
+        return (Fix.worded("help.leaf_alone", dict(values), source.changed_at(at, source.leaf_alone)),)
+
+    return statements.stopped(failure, "GS321", "result_optimized", role="used", fixes=fixes)
 
 
 def given_to_optimizer(failure: Failure) -> Lines:

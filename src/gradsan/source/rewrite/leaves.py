@@ -16,7 +16,7 @@ from gradsan.source.flow.writing import written_root
 from gradsan.source.identifiers import assigned_names, binds, chain_key, imported_as, leaf_name
 from gradsan.source.locate import Statement, statement_at
 from gradsan.source.methods import METADATA
-from gradsan.source.tree import FunctionNode, SourceFile, Span, indentation_of
+from gradsan.source.tree import FunctionNode, SourceFile, Span, header_nodes, indentation_of
 
 _SINGLE = (ast.Name, ast.Call, ast.Attribute, ast.Subscript, ast.Constant, ast.List, ast.Tuple)
 _SCALED = (ast.Add, ast.Sub, ast.Mult, ast.Div)
@@ -72,6 +72,16 @@ def leaf_alone(frame: Frame) -> Change | None:
         return edited(source, [Edit(whole, f"{ast.unparse(parts[0].func)}({data})")], "leaf_alone")
     data = data if isinstance(value, _SINGLE) else f"({data})"
     return edited(source, [Edit(whole, f"{data}.requires_grad_()")], "leaf_alone")
+
+
+def read_instead(frame: Frame, name: str, other: str) -> Change | None:
+    """The statement at ``frame`` with ``other`` in the place of ``name``."""
+    statement = statement_at(frame)
+    nodes = [] if statement is None else [one for one in header_nodes(statement.node) if isinstance(one, ast.expr)]
+    reads = [one for one in nodes if chain_key(one) == name and isinstance(getattr(one, "ctx", None), ast.Load)]
+    if statement is None or not reads:
+        return None
+    return edited(statement.source, [Edit(statement.source.span(one), other) for one in reads], "read_instead")
 
 
 def _keeps_meaning(source: SourceFile, leaf: ast.expr, value: ast.expr) -> bool:
