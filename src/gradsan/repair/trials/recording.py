@@ -147,7 +147,7 @@ class Recorder:
         def returning(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             self._returns = False
             gradients = grad(outputs, inputs, *args, **kwargs)
-            if self._returns and not self._backwards:
+            if self._returns and not self._backwards and not _torch.is_transformed():
                 self._returns = False  # under a mode, PyTorch calls this function from within it
                 asked = [inputs] if torch.is_tensor(inputs) else list(inputs)
                 if all(map(torch.is_tensor, asked)):
