@@ -4,8 +4,8 @@ import pytest
 
 from gradsan.model import Frame
 from gradsan.source.flow.cuts import grad_left_off
+from gradsan.source.rewrite.cuts.uncut import as_decorator
 from gradsan.source.rewrite.out_of_place import result_out_of_place
-from gradsan.source.rewrite.uncut import as_decorator
 
 TRAIN = "import torch, other\ndef train(x):\n    loss = net(x).sum()\n    loss.backward()\n    {called}(x)\n"
 HELPER = "{decorated}def checked(x):\n    {before}torch.set_grad_enabled(False)\n    return net(x)\n"

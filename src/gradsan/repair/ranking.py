@@ -27,6 +27,7 @@ IMPLIED = frozenset(
         *("clear_gradient", "clear_by_optimizer", "clear_between", "detach_built_once", "collect_each_value"),
         "forget_collected",
         *("give_to_optimizer", "cache_each_round", "switch_on", "create_graph", "copy_second_name", "clip_between"),
+        *("penalty_with_graph", "term_as_tensor", "term_undetached", "term_with_graph"),
         *("clear_elsewhere", "clear_after_step", "step_after_backward", "give_parameters", "scale_out_of_place"),
         *("undo_item", "undo_new_tensor", "undo_gradient", "undo_no_grad", "undo_inference_mode", "cut_at_use"),
         *("schedule_anew", "differentiate_base", "compute_each_round", "functional_fast_weights", "bound_after_loop"),

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from gradsan.source.locate import *
     from gradsan.source.rewrite.asked import *
     from gradsan.source.rewrite.copied import *
+    from gradsan.source.rewrite.cuts.uncut import *
+    from gradsan.source.rewrite.cuts.undone import *
     from gradsan.source.rewrite.detached import *
     from gradsan.source.rewrite.filled import *
     from gradsan.source.rewrite.functions import *
@@ -50,7 +52,6 @@ if TYPE_CHECKING:
     from gradsan.source.rewrite.scatter import *
     from gradsan.source.rewrite.stepping import *
     from gradsan.source.rewrite.suggest import *
-    from gradsan.source.rewrite.uncut import *
     from gradsan.source.rewrite.updates import *
     from gradsan.source.tree import *
 
@@ -154,11 +155,9 @@ _NAMES = {
         "steps_without_backward"
     ),
     "rewrite.parts": "named_parts_joined parts_collected",
-    "rewrite.suggest": (
-        "clone_at_save clone_before detach_at drop_keyword has_keyword inplace_false switch_on_before undone "
-        "undone_numbers"
-    ),
-    "rewrite.uncut": "Uncut cut_at_use detach_compared detach_given detach_held read_with_graph term_uncut",
+    "rewrite.suggest": ("clone_at_save clone_before detach_at drop_keyword has_keyword inplace_false switch_on_before"),
+    "rewrite.cuts.undone": "graph_restored undone undone_numbers",
+    "rewrite.cuts.uncut": "Uncut cut_at_use detach_compared detach_given detach_held read_with_graph term_uncut",
     "rewrite.unused": "kept_without_gradient",
     "rewrite.updates": "is_put_back stands_before_its_backward steps_again under_no_grad updated_in_place",
     "tree": "is_cell source_line source_lines",

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts
 from gradsan.diagnose.failures.unreached import term_uncut
-from gradsan.model import Clue, Diagnosis, Failure, Fix, Lines, Message, Site
+from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Lines, Message, Site
 
 _ARITHMETIC = frozenset(
     {
@@ -248,6 +249,15 @@ def _written_name(computed: Clue) -> str | None:
     return None if name is None else name.removesuffix(".data")
 
 
+def _with_graph(computed: Clue, joined: Frame | None, is_written: bool) -> Lines:
+    """The lines with which a term takes part in the gradient, where its source shows how."""
+    frames = () if computed.site is None else computed.site.user_frames
+    if is_written:
+        return source.changed_at(computed.user_frame, partial(source.recorded, op=computed.op or ""))
+    how = computed.values.get("how")
+    return source.graph_restored(frames, how if isinstance(how, str) else None, joined)
+
+
 def _constant_joined(
     failure: Failure, role: str, words: str, noun: str, kind: str, lines: Lines = ()
 ) -> Diagnosis | None:
@@ -259,6 +269,7 @@ def _constant_joined(
     name = _written_name(computed) if is_written else computed.name or _made_number(computed)
     name = name or parts.assigned_at(computed)
     values = {"name": name or Message(f"label.the_{noun}"), "op": computed.op or ""}
+    lines = lines or _with_graph(computed, added.user_frame, is_written)
     return parts.diagnosis(
         failure,
         "GS220",

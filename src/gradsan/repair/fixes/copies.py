@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gradsan import source
@@ -14,8 +15,9 @@ from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Change, Edit, changed_lines, edited, text_with
 from gradsan.source.flow.collected import is_kept_each_round
 from gradsan.source.flow.targets import Target, target_at
+from gradsan.source.flow.writing import writing_at
 from gradsan.source.identifiers import imported_as, leaf_name
-from gradsan.source.locate import Expression, expressions_at
+from gradsan.source.locate import Expression, expressions_at, frame_of
 from gradsan.source.rewrite.copied import clone_argument, clone_given, clone_returned, cloned
 from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.rewrite.out_of_place import out_of_place, recorded
@@ -174,7 +176,7 @@ def record_change(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     """The write outside of its ``no_grad`` block, out of place; without ``.data``, to a copy; an alias made anew."""
     written = blocks.labels(diagnosis, "written")
     if (diagnosis.cause == "no_grad_write" and len(written) > 1) or diagnosis.cause == "result_overwritten":
-        lines = _whole_block(written)
+        lines = _whole_block(written) or (_all_recorded(written[0]) if written else ())
         values = {"name": "?" if diagnosis.tensor is None else diagnosis.tensor.name or "?"}
         how = Message("help.record_the_change_how", values)
         summary = Message("help.record_the_change", values)
@@ -233,6 +235,29 @@ def _whole_block(written: Sequence[Label]) -> tuple[tuple[str, int, str], ...]:
     return blocks.lines_changed(source, {**gone, last.line: f"{head}{name.id} = {name.id}.clone()\n{body}"})
 
 
+def _all_recorded(label: Label) -> Lines:
+    """A ``no_grad`` block that only writes to several names, one after the other: each bound anew, and no block."""
+    place = next(iter(blocks.placements(label)), None)
+    block = None if place is None else place.source.parents[place.statement][0]
+    if place is None or not isinstance(block, ast.With) or not blocks.switches_grad_off(block):
+        return ()
+    source, texts = place.source, dict[int, str]()
+    if len(block.items) > 1 or len(block.body) < 2 or not all(is_whole_lines(source, one) for one in block.body):
+        return ()
+    for node in block.body:
+        frame = frame_of(source, node, label.frame)
+        written = writing_at(frame)
+        new = None if written is None or not written.target.isidentifier() else out_of_place(frame, written.op)
+        if new is None:
+            return ()
+        texts |= blocks.texts_of(source, new)
+    head, first, last = source.indent(source.span(block)), source.span(block.body[0]), source.span(block)
+    rows = [texts.get(line, source.lines[line - 1]) for line in range(first.line, last.end_line + 1)]
+    text = textwrap.indent(textwrap.dedent("\n".join(row for row in rows if row)), head)
+    gone = dict.fromkeys(range(last.line + 1, last.end_line + 1), "")
+    return blocks.lines_changed(source, {**gone, last.line: text})
+
+
 def _new_or_copy(label: Label) -> list[Change]:
     frame, op = label.frame, label.op or ""
     whole = out_of_place(frame, op)
@@ -247,11 +272,15 @@ def _recorded(label: Label, place: Expression, target: Target) -> Lines:
         return ()
     block = source.parents[place.statement][0]
     if isinstance(block, ast.With) and blocks.switches_grad_off(block):
+        if lines := _all_recorded(label):
+            return lines
         new = next(iter(_new_or_copy(label)), None)
         return () if new is None else _where_grad_is_on(source, block, place.statement, new)
     change = recorded(label.frame, label.op or "")
     if change is not None and not change.notes:
-        return changed_lines(label.frame.file, change)
+        past = _reads_past_the_graph(source, place.statement)
+        texts = {line: _replaced(text, past) for line, text in blocks.texts_of(source, change).items()}
+        return blocks.lines_changed(source, texts)
     name = source.text(target.node)
     text = _without_data(source, place.statement, name)
     if text is None or not isinstance(target.node, ast.Name | ast.Attribute):
@@ -260,6 +289,24 @@ def _recorded(label: Label, place: Expression, target: Target) -> Lines:
     head = source.indent(span)
     gone = dict.fromkeys(range(span.line + 1, span.end_line + 1), "")
     return blocks.lines_changed(source, {**gone, span.line: f"{head}{name} = {name}.clone()\n{head}{text}"})
+
+
+def _reads_past_the_graph(source: SourceFile, statement: ast.stmt) -> dict[str, str]:
+    """``w`` for each ``w.data`` and ``w.detach()`` that an augmented assignment computes with."""
+    value = statement.value if isinstance(statement, ast.AugAssign) else None
+    found = dict[str, str]()
+    for node in ast.walk(value) if value is not None else ():
+        read = node.func if isinstance(node, ast.Call) and not node.args and not node.keywords else node
+        is_cut = isinstance(read, ast.Attribute) and read.attr == ("data" if read is node else "detach")
+        if isinstance(node, ast.expr) and isinstance(read, ast.Attribute) and is_cut:
+            found[source.text(node)] = source.text(read.value)
+    return found
+
+
+def _replaced(text: str, known: Mapping[str, str]) -> str:
+    for old, new in known.items():
+        text = re.sub(rf"(?<!\w){re.escape(old)}(?!\w)", new.replace("\\", r"\\"), text)
+    return text
 
 
 def _without_data(source: SourceFile, statement: ast.stmt, name: str) -> str | None:

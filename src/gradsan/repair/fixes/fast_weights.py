@@ -16,9 +16,9 @@ from gradsan.source.change import Edit, edited_lines, text_with
 from gradsan.source.identifiers import leaf_name, local_nodes
 from gradsan.source.locate import Statement, statement_at
 from gradsan.source.methods import CUTTING
+from gradsan.source.rewrite.cuts.uncut import torch_in
 from gradsan.source.rewrite.moving import is_whole_lines, names_read
 from gradsan.source.rewrite.out_of_place import out_of_place, recorded
-from gradsan.source.rewrite.uncut import torch_in
 from gradsan.source.tree import SourceFile
 
 BEGUN = "fix.begin_anew"

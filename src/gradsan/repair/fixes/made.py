@@ -11,8 +11,8 @@ from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Edit, changed_lines, edited
 from gradsan.source.identifiers import imported_as, leaf_name
 from gradsan.source.locate import statement_at
+from gradsan.source.rewrite.cuts.uncut import torch_in
 from gradsan.source.rewrite.moving import is_whole_lines
-from gradsan.source.rewrite.uncut import torch_in
 from gradsan.source.tree import SourceFile, Span
 
 _LISTS = (ast.List, ast.ListComp)

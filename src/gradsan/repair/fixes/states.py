@@ -24,10 +24,10 @@ from gradsan.source.flow.targets import target_at
 from gradsan.source.identifiers import bindings_of, chain_key, local_nodes
 from gradsan.source.locate import statement_at
 from gradsan.source.methods import ADDING
+from gradsan.source.rewrite.cuts.uncut import torch_in
 from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.rewrite.out_of_place import out_of_place
 from gradsan.source.rewrite.suggest import detach_at
-from gradsan.source.rewrite.uncut import torch_in
 from gradsan.source.tree import FunctionNode, SourceFile, Span, indentation_of
 
 _CAUSES = frozenset({"freed_state_carried_over", "state_carried_over"})

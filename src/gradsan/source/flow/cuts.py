@@ -355,7 +355,7 @@ CUTTING_METHODS = {
     **dict.fromkeys(("eq", "ne", "gt", "ge", "lt", "le", "isclose", "isnan", "any", "all", "equal"), "comparison"),
     **dict.fromkeys(("long", "int", "short", "byte", "char", "bool"), "integer"),
 }
-_NEW_TENSOR = {"tensor", "as_tensor", "from_numpy", "asarray", "Tensor", "FloatTensor", "DoubleTensor", "LongTensor"}
+NEW_TENSOR = {"tensor", "as_tensor", "from_numpy", "asarray", "Tensor", "FloatTensor", "DoubleTensor", "LongTensor"}
 _BUILTINS = {"float": "item", "int": "item", "round": "item", "bool": "item"}
 _INTEGERS = frozenset({"long", "int", "int8", "int16", "int32", "int64", "short", "uint8", "bool", "LongTensor"})
 _MODES = {"no_grad": "no_grad", "inference_mode": "inference_mode"}
@@ -374,7 +374,7 @@ def cut_of(source: SourceFile, node: ast.expr) -> tuple[str | None, list[ast.exp
     path = dotted_path(source, node.func) or ""
     if path.startswith("numpy.") and arguments:
         return "numpy", arguments
-    if path.startswith("torch.") and name in _NEW_TENSOR and arguments and not isinstance(arguments[0], ast.Constant):
+    if path.startswith("torch.") and name in NEW_TENSOR and arguments and not isinstance(arguments[0], ast.Constant):
         return "new_tensor", arguments[:1]
     if isinstance(node.func, ast.Name) and name in _BUILTINS:
         return _BUILTINS[name], arguments

@@ -11,9 +11,9 @@ from gradsan.source.change import changed_lines
 from gradsan.source.flow.writing import writing_at
 from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import frame_of, statement_at
+from gradsan.source.rewrite.cuts.uncut import torch_in
 from gradsan.source.rewrite.out_of_place import out_of_place
 from gradsan.source.rewrite.renewing import fresh_name
-from gradsan.source.rewrite.uncut import torch_in
 from gradsan.source.tree import SourceFile
 
 _JOINS = {"unbind": "stack", "chunk": "cat", "split": "cat", "tensor_split": "cat"}

@@ -6,15 +6,13 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from gradsan.model import Frame, Lines
+from gradsan.model import Frame
 from gradsan.source.change import (
     Change,
     Edit,
     edited,
-    edited_lines,
     insert_after,
     insert_before,
-    with_keyword,
     without_keyword,
 )
 from gradsan.source.flow.modules import (
@@ -26,7 +24,6 @@ from gradsan.source.flow.modules import (
     object_cut,
     shape_in_source,
 )
-from gradsan.source.flow.reaching import reaching
 from gradsan.source.flow.targets import target_at
 from gradsan.source.identifiers import (
     Binding,
@@ -35,13 +32,11 @@ from gradsan.source.identifiers import (
     chain_key,
     leaf_name,
 )
-from gradsan.source.locate import Expression, Statement, expression_at, expressions_at, statement_at, statements_at
+from gradsan.source.locate import Statement, expressions_at, statement_at, statements_at
 from gradsan.source.methods import ADDING, KEEPS_SEVERAL
 from gradsan.source.rewrite.copied import clone_for_second_name, cloned, computes_with, value_and_clone
-from gradsan.source.rewrite.moving import computed_outside
 from gradsan.source.rewrite.rebinding import can_rebind, notes_on_rebinding
-from gradsan.source.rewrite.uncut import as_decorator
-from gradsan.source.tree import SourceFile, Span, header_nodes, source_lines
+from gradsan.source.tree import SourceFile, Span, header_nodes
 
 _Found = TypeVar("_Found")
 _STORING_METHODS = frozenset({"copy_", "index_copy_", "masked_scatter_", "put_"})
@@ -310,108 +305,3 @@ def wrapped(source: SourceFile, value: ast.expr, statement: ast.stmt, template: 
 def _end(source: SourceFile, node: ast.AST) -> tuple[int, int]:
     span = source.span(node)
     return span.end_line, span.end_column
-
-
-_LISTS = (ast.List, ast.ListComp, ast.Tuple)
-_IS_OPERAND = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)
-
-
-def undone(frame: Frame, kind: str, operand: str = "") -> Change | None:
-    """The line of ``frame``, the place of a cut of this kind, with a graph; None where the source does not show how.
-
-    ``x.item()`` and ``float(x)`` become ``x``, ``torch.tensor(losses)`` of a list becomes ``torch.stack(losses)``,
-    ``autograd.grad`` is asked for a graph, and a decorator ``@torch.no_grad()`` is removed; it replaces a
-    ``torch.set_grad_enabled(False)`` in a function. What computes ``operand`` leaves a ``with torch.no_grad():``.
-    ``detach()`` and ``.data`` are written on purpose: these stay.
-    """
-    if kind == "grad_left_off":
-        return as_decorator(frame)
-    line = next(iter(source_lines(frame.file)[frame.line - 1 : frame.line]), "")
-    if kind in ("no_grad", "inference_mode"):
-        is_decorator = line.lstrip().startswith("@")
-        return Change(frame.line, line, "", "undone") if is_decorator else computed_outside(frame, operand)
-    place = expression_at(frame)
-    edit = None if place is None else _edit(place, kind)
-    return None if place is None or edit is None else edited(place.source, [edit], "undone")
-
-
-def undone_numbers(numbers: Sequence[Frame], tensor: Frame) -> Lines:
-    """The changed lines where ``numbers`` taken from tensors make a new ``tensor``: all stay tensors.
-
-    ``total += loss.item()`` and ``torch.tensor(total / n)`` become ``total += loss`` and ``total / n``. Empty where the
-    source does not show how.
-    """
-    places = [expression_at(one) for one in dict.fromkeys(numbers)]
-    around = expression_at(tensor)
-    edits = [None if place is None else _edit(place, "item") for place in places]
-    outer = [] if around is None else _without_new_tensor(around)
-    if around is None or not outer or any(place is None or place.source is not around.source for place in places):
-        return ()
-    known = [one for one in edits if one is not None]
-    return edited_lines(around.source, [*outer, *known]) if len(known) == len(edits) else ()
-
-
-def _without_new_tensor(place: Expression) -> list[Edit]:
-    """``torch.tensor(x)`` as ``x``, of a list of tensors as ``torch.stack(xs)``, around any change of ``x``."""
-    source, call = place.source, place.node
-    is_plain = isinstance(call, ast.Call) and len(call.args) == 1
-    if not isinstance(call, ast.Call) or not is_plain or any(one.arg != "requires_grad" for one in call.keywords):
-        return []
-    value = call.args[0]
-    whole, inner = source.span(call), source.span(value)
-    head, tail = "(", ")"
-    if _is_list(source, place.statement, value):
-        if not isinstance(call.func, ast.Attribute):
-            return []
-        head = f"{source.text(call.func.value)}.stack("
-    elif isinstance(source.parents[call][0], ast.Return | ast.Assign | ast.keyword):
-        head = tail = ""
-    before = Span(whole.line, whole.column, inner.line, inner.column)
-    return [Edit(before, head), Edit(Span(inner.end_line, inner.end_column, whole.end_line, whole.end_column), tail)]
-
-
-def _edit(place: Expression, kind: str) -> Edit | None:
-    source, node = place.source, place.node
-    if not isinstance(node, ast.Call):
-        return None
-    if kind == "gradient":
-        return with_keyword(source, node, "create_graph", "True")
-    if kind == "new_tensor":
-        return _stacked(place, node)
-    if kind != "item" or node.keywords:
-        return None
-    is_method = isinstance(node.func, ast.Attribute) and not node.args
-    value = node.func.value if isinstance(node.func, ast.Attribute) and is_method else next(iter(node.args), None)
-    if value is None or len(node.args) > 1 or not isinstance(value, _IS_OPERAND):
-        return None
-    return Edit(source.span(node), source.text(value))
-
-
-def _stacked(place: Expression, call: ast.Call) -> Edit | None:
-    """``torch.stack(xs)`` for ``torch.tensor(xs)`` of a list of tensors; only if nothing else determines the result."""
-    source, value = place.source, call.args[0] if len(call.args) == 1 else None
-    kept = [one for one in call.keywords if one.arg != "requires_grad"]
-    if (
-        value is None
-        or kept
-        or not isinstance(call.func, ast.Attribute)
-        or not _is_list(source, place.statement, value)
-    ):
-        return None
-    return Edit(source.span(call), f"{source.text(call.func.value)}.stack({source.text(value)})")
-
-
-def _is_list(source: SourceFile, at: ast.stmt, value: ast.expr) -> bool:
-    key = chain_key(value)
-    if key is None:
-        return isinstance(value, _LISTS)
-    function = source.function(at)
-    body = source.module.body if function is None else function.body
-    state = reaching(body, at, lambda _: function is None) if isinstance(body, list) else {}
-    bound = [
-        binding.value
-        for one in state.get(key, ())
-        for binding in (bindings_of(one.statement) if one.statement is not None else ())
-        if binding.name == key and binding.method is None
-    ]
-    return bool(bound) and all(isinstance(one, _LISTS) for one in bound)

@@ -75,7 +75,7 @@ def _moved(source: SourceFile, node: ast.expr, operand: str, used: Sequence[Fram
         at = source.span(node)
         edits = [Edit(Span(at.line, 1, at.end_line + 1, 1), "")]
     else:
-        made, edits = source.statement(node), _uncut(source, node)
+        made, edits = source.statement(node), uncut_edits(source, node)
     places = [one for one in map(statement_at, used) if one is not None and one.source is source]
     if isinstance(made, ast.Return):
         function = _function_of(source, made)
@@ -118,7 +118,7 @@ def _computes(source: SourceFile, node: ast.stmt, operand: str) -> bool:
     return value is not None and operand in (source.text(value), ast.unparse(value))
 
 
-def _uncut(source: SourceFile, node: ast.expr) -> list[Edit] | None:
+def uncut_edits(source: SourceFile, node: ast.expr) -> list[Edit] | None:
     """``x`` for ``x.detach()`` and ``x.data``."""
     if isinstance(node, ast.Call):
         cut = node.func
