@@ -291,6 +291,15 @@ for _ in range(3):
     (along,) = torch.autograd.grad(w.exp().sum(), w)
     w -= 0.1 * along
 """,
+    "gradients of samples under vmap, which have no values of their own": """
+w = torch.ones(3, requires_grad=True)
+def loss_of(w, x):
+    return ((w * x).sum() - 1).square()
+each = torch.func.vmap(torch.func.grad(loss_of), in_dims=(None, 0))(w, torch.rand(4, 3))
+shown = each.exp()
+shown *= 2
+shown.sum().backward()
+""",
     "a part detached in place": """
 net = torch.nn.Linear(3, 4)
 left, right = net(torch.randn(5, 3)).chunk(2, 1)
