@@ -371,6 +371,27 @@ agent = Agent()
 for _ in range(4):
     agent.learn(torch.randn(6, 3))
 """
+BEHIND_A_BRANCH = """
+reader, writer = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)), torch.nn.Linear(2, 3)
+reading, writing = (torch.optim.Adam(one.parameters(), lr=0.1) for one in (reader, writer))
+def send(loss):
+    loss.backward()
+for _ in range(3):
+    x = torch.randn(5, 3)
+    written = writer(reader(x))
+    again = reader(written).square().mean()
+    reading.zero_grad()
+    writing.zero_grad()
+    (written - x).square().mean().backward(retain_graph=True)
+    reading.step()
+    if again > -1:
+        for p in reader.parameters():
+            p.requires_grad_(False)
+        send(again)
+        for p in reader.parameters():
+            p.requires_grad_(True)
+    writing.step()
+"""
 PARTS_OF_ONE_NETWORK = """
 net = torch.nn.ModuleDict({"body": torch.nn.Linear(3, 4), "a": torch.nn.Linear(4, 2), "b": torch.nn.Linear(4, 2)})
 def train_only(*names):
@@ -481,6 +502,12 @@ def test_a_value_made_once_is_computed_anew_though_another_loss_goes_back_before
         "+        self.weight = torch.nn.functional.softplus(self.raw)\n         cost"
         in found.diagnoses[0].fixes[0].diff
     )
+
+
+def test_a_step_is_moved_behind_a_branch_whose_loss_reaches_nothing_of_its_optimizer(tmp_path, monkeypatch):
+    first = search(tmp_path, monkeypatch, BEHIND_A_BRANCH).diagnoses[0].fixes[0]
+    assert (first.kind, first.verification.training) == ("reorder_step", "same")
+    assert len([line for line in first.diff.splitlines() if line[:1] == "+" and line[1:2] != "+"]) == 1
 
 
 def test_a_step_is_moved_alone_where_two_optimizers_have_parts_of_one_network(tmp_path, monkeypatch):

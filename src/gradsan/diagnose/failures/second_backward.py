@@ -204,6 +204,9 @@ def _same(case: Case) -> Diagnosis:
         # A loss that is itself sent back is older than the gradient, and so does not contain it.
         fixes = (keep_graph(case),) if case.needed.op == "backward" else for_gradient(case, lines)
         return diagnosis_of(case, SAME, fixes)
+    if case.needed.op == "grad" and not stepped:
+        # What it returns is no second share of .grad.
+        return diagnosis_of(case, SAME, (keep_graph(case),))
     fixes = (parts.fix("one_backward", "changed", values), again if stepped else keep_graph(case))
     return diagnosis_of(case, SAME, fixes, case.if_kept if stepped else "note.second_pass_adds_up")
 

@@ -101,7 +101,10 @@ def _moved_behind(
 
 
 def step_behind_branch(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """The steps moved behind an ``if`` whose backward then reaches only the parameters of the next optimizer."""
+    """The steps moved behind an ``if`` with the backward, which then reaches only what the next optimizer has, or all.
+
+    All where what it reaches of theirs is frozen meanwhile.
+    """
     used, (pairs, followers) = blocks.first(diagnosis, "used"), blocks.steps_and_backward(diagnosis)
     if used is None or not pairs or followers:
         return ()
@@ -113,23 +116,26 @@ def step_behind_branch(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         return ()
     inner = next((one for one in blocks.placements(used) if one.block is getattr(branch, "body", None)), None)
     others = [one for one in ast.walk(branch) if isinstance(one, ast.stmt) and blocks.backward_call(one)]
-    if inner is None or others != [inner.statement] or not _may_move(place, steps):
-        return ()
-    optimizer = blocks.next_optimizer(inner) or blocks.next_optimizer(place, steps)
-    if optimizer is None or _share_parameters(source, steps, optimizer):
+    # The call of a method that runs it stays as it is.
+    if inner is None or others not in ([], [inner.statement]) or not _may_move(place, steps):
         return ()
     between = place.block[min(map(place.block.index, steps)) : place.index]
     if any(hands_on(source, [*between, branch], owner) for owner in _owners(source, steps)):
         return ()
-    if (apart := blocks.with_inputs(source, inner.statement, optimizer)) is None:
-        return ()
+    optimizer = blocks.next_optimizer(inner) or blocks.next_optimizer(place, steps)
+    is_apart = bool(others) and optimizer is not None and not _share_parameters(source, steps, optimizer)
+    apart = blocks.with_inputs(source, inner.statement, optimizer) if optimizer is not None and is_apart else None
     moving = sorted(steps, key=lambda node: node.lineno)
     texts = {line: text for node in moving for line, text in blocks.removed(source, node).items()}
-    texts[source.span(inner.statement).line] = apart
-    end = source.span(branch).end_line
-    moved = (blocks.text_of(source, node) for node in moving)
-    texts[end] = "\n".join([texts.get(end, source.lines[end - 1]), *moved])
-    return (blocks.fix("reorder_step", blocks.lines_changed(source, texts), "reorder_step_apart"),)
+    line, end = source.span(inner.statement).line, source.span(branch).end_line
+    moved = [blocks.text_of(source, node) for node in moving]
+    found = []
+    for reaching, words in ((apart, "reorder_step_apart"), (source.lines[line - 1], "reorder_step")):
+        if reaching is not None:
+            own = {**texts, line: reaching}
+            own[end] = "\n".join([own.get(end, source.lines[end - 1]), *moved])
+            found.append(blocks.fix("reorder_step", blocks.lines_changed(source, own), words))
+    return tuple(found)
 
 
 def _may_move(place: blocks.Placed, steps: list[ast.stmt]) -> bool:
