@@ -372,7 +372,8 @@ for _ in range(4):
     agent.learn(torch.randn(6, 3))
 """
 BEHIND_A_BRANCH = """
-reader, writer = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)), torch.nn.Linear(2, 3)
+reader = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+writer = torch.nn.Linear(2, 3)
 reading, writing = (torch.optim.Adam(one.parameters(), lr=0.1) for one in (reader, writer))
 def send(loss):
     loss.backward()

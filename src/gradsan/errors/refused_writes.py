@@ -7,8 +7,8 @@ Roles: ``target`` (the written tensor, else the operand that the message is abou
 computed by a network, ``leaves_beside`` the other leaves that the statements behind it write alike), ``made`` (the
 operation that made it, where it is the result of one).
 
-Role: ``shared_parameter`` (a parameter with several elements in one place, which a step was to update: its definition
-is that of the class that made it, ``name`` its attribute there).
+Roles: ``shared_parameter`` (a parameter with several elements in one place, which a step was to update: its definition
+is that of the class that made it, ``name`` its attribute there), ``shared_buffer`` (the same of a written buffer).
 
 Roles: ``base_written`` (a logged write to the memory of the view since it was made), ``hooked_module`` (a module with
 backward hooks: ``name`` the expression that reaches it, ``values``: ``module`` its class, ``certain`` whether it was
@@ -124,7 +124,18 @@ def gather_written(context: Context) -> tuple[Clue, ...]:
         values["is_copied_itself"] = name in source.operand_expressions(own)
     target = Clue("target", context.site, name=name, op=op, values=values)
     made = made_by(context.core, tensor)
-    return (target,) if made is None else (target, made)
+    held = _expanded_buffer(tensor) if context.row == "memory_overlap" and tensor is not None else None
+    return (target, *((held,) if held else ()), *((made,) if made else ()))
+
+
+def _expanded_buffer(tensor: torch.Tensor) -> Clue | None:
+    """The buffer of a live module that the tensor is, by the class that made it."""
+    for module in naming.modules_alive():
+        for attribute, one in module.named_buffers(recurse=False):
+            code = getattr(type(module).__init__, "__code__", None)
+            if one is tensor and code is not None:
+                return Clue("shared_buffer", definition_site(code), name=attribute)
+    return None
 
 
 def _stepped_parameter(context: Context) -> tuple[Clue, ...]:

@@ -124,7 +124,9 @@ _NAMES = {
         "differentiated floating_from_start gradient_in_shape graph_for_gradient input_itself is_differentiated_later "
         "keep_graph_from passed_gradient_in_shape sum_differentiated wanted_where_bound"
     ),
-    "rewrite.copied": "clone_argument clone_given clone_handed_out clone_source handed_out parameter_of_copy",
+    "rewrite.copied": (
+        "buffer_of_copy clone_argument clone_given clone_handed_out clone_source handed_out parameter_of_copy"
+    ),
     "rewrite.detached": (
         "detach_own_reads detach_own_state detach_reads is_repeated read_as_data taken_from walked_values"
     ),

@@ -17,6 +17,8 @@ def expanded_written(failure: Failure) -> Diagnosis | None:
         return _found_late(failure)
     if (shared := failure.clue("shared_parameter")) is not None:
         return _parameter_expanded(failure, shared)
+    if (shared := failure.clue("shared_buffer")) is not None and shared.site is not None and shared.name is not None:
+        return _buffer_expanded(failure, shared.site.user_frame, shared.name)
     return statements.stopped(
         failure,
         "GS308",
@@ -48,6 +50,22 @@ def _parameter_expanded(failure: Failure, shared: Clue) -> Diagnosis:
         fixes=lambda values: (
             parts.fix("clone_before_mutation", "preserved", values, lines=lines, summary="help.parameter_of_copy"),
             parts.fix("compute_in_forward", "changed", values, summary="help.expand_in_forward"),
+        ),
+    )
+
+
+def _buffer_expanded(failure: Failure, definition: Frame | None, attribute: str) -> Diagnosis:
+    """Diagnose a write into a buffer made of an expanded tensor: a new tensor would not be what the module keeps."""
+    frame = None if definition is None else source.bound_in_class(definition, attribute)
+    lines = () if frame is None else source.changed_at(frame, source.buffer_of_copy)
+    label = Message("label.made_expanded", {"name": attribute})
+    return statements.stopped(
+        failure,
+        "GS308",
+        "expanded_written",
+        between=() if frame is None else statements.at_frame("created", frame, label),
+        fixes=lambda values: (
+            parts.fix("clone_before_mutation", "preserved", values, lines=lines, summary="help.buffer_of_copy"),
         ),
     )
 

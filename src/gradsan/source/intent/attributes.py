@@ -73,9 +73,17 @@ def bound_in_class(definition: Frame, attribute: str) -> Frame | None:
     bound = [
         node
         for node in ast.walk(owner)
-        if isinstance(node, ast.Assign) and any(chain_key(one) == f"self.{attribute}" for one in node.targets)
+        if (isinstance(node, ast.Assign) and any(chain_key(one) == f"self.{attribute}" for one in node.targets))
+        or (isinstance(node, ast.Expr) and _registers(node.value, attribute))
     ]
     return _frame(source, definition, bound[0]) if len(bound) == 1 else None
+
+
+def _registers(node: ast.expr, attribute: str) -> bool:
+    """``self.register_buffer("<attribute>", …)``."""
+    name = node.args[0] if isinstance(node, ast.Call) and node.args else None
+    is_call = isinstance(node, ast.Call) and chain_key(node.func) == "self.register_buffer"
+    return is_call and isinstance(name, ast.Constant) and name.value == attribute
 
 
 def _is_name(node: ast.expr, name: str) -> bool:

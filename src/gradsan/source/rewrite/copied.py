@@ -53,6 +53,18 @@ def parameter_of_copy(frame: Frame) -> Change | None:
     return edited(statement.source, _cloned(statement.source, given), "clone_before")
 
 
+def buffer_of_copy(frame: Frame) -> Change | None:
+    """``register_buffer("x", y.expand(4).clone())``, or ``self.x = y.expand(4).clone()``, where it is made."""
+    statement = statement_at(frame)
+    value = getattr(None if statement is None else statement.node, "value", None)
+    if isinstance(value, ast.Call) and leaf_name(value.func) == "register_buffer":
+        given = [*value.args[1:2], *(one.value for one in value.keywords if one.arg == "tensor")]
+        value = given[0] if given else None
+    if statement is None or not isinstance(value, ast.expr):
+        return None
+    return edited(statement.source, _cloned(statement.source, value), "clone_before")
+
+
 def clone_for_second_name(
     source: SourceFile, statement: ast.stmt, written: ast.AST, notes: tuple[str, ...]
 ) -> Change | None:
