@@ -61,7 +61,9 @@ def test_fault_is_reported_and_its_twin_is_not(
         return
     expected, body = SECTIONS[name]
     for mode in modes(name, SECTIONS, pytestconfig):
-        ((code, tensor),) = told(body, "-", tmp_path / f"{name}_wrong.py", mode)
+        found = told(body, "-", tmp_path / f"{name}_wrong.py", mode)
+        assert len(found) == 1, (mode, found)
+        code, tensor = found[0]
         assert [code, *([tensor] if expected[1:] else [])] == expected, mode
         assert told(body, "+", tmp_path / f"{name}_right.py", mode) == [], mode
 

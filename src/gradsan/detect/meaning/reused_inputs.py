@@ -12,6 +12,7 @@ Row: ``input_reused``. Roles: ``written`` (the call; ``name`` is the argument, `
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Hashable, Iterator
 from typing import Any
@@ -30,7 +31,7 @@ from gradsan.record.steps import RawBackward, read_backward
 
 ROW = "input_reused"
 _ROUNDS = (1, 2, 4)
-_STACKS, _KEEPERS, _READS = 256, 16, 16
+_STACKS, _KEEPERS, _READS, _UNNAMED = 256, 16, 16, 8
 _GRAD_ENABLED = RawWrite._fields.index("grad_enabled")
 _NODES_OF_A_CALL = 3
 _UNKNOWN: tuple[Any, ...] = ((), "?", "?")
@@ -52,6 +53,8 @@ class ReusedInputs(Finder):
         """What they held, by ``id``, and the call that has written it."""
         self._known = self._notes(set[int]())
         """Those of them that were in no other container when they were next read, as those of a later hook are."""
+        self._unnamed = self._notes(set[int]())
+        """Those whose lists were looked for among all objects."""
         self._reads = self._notes(dict[Hashable, dict[Hashable, str]]())
         """The reads of what a call has written, where only containers had it, and its path there."""
 
@@ -161,15 +164,21 @@ class ReusedInputs(Finder):
         found = list(naming.find(sys._getframe(2), lambda one: one is tensor))
         held = [one for one in found if one.around and one.container in naming.COLLECTING]
         holders = [id(one.around[-1][1]) for one in held]
+        if not found or held or len(self._unnamed) >= _UNNAMED:
+            named = held[0].path if held else ""
+        else:
+            # ``for a, b in zip(features(fake), features(real))``: no variable leads to the lists.
+            holders, named = _lists_with(tensor), found[0].path
+            self._unnamed.add(id(tensor))
         is_once = len(holders) == len(set(holders)) > 0
         if is_first and not (is_once and self._keepers[written].issuperset(holders)):
             del self._kept[id(tensor)]
             return
         self._known.add(id(tensor))
-        named, frame = [one.path for one in found if one not in held], symbolise(stack).user_frame
+        others, frame = [one.path for one in found if one not in held], symbolise(stack).user_frame
         # ``for a, b in zip(of_fake, of_real)`` has it from the list.
-        is_walked = frame is not None and all(source.walked_over(frame, one)[0] != one for one in named)
-        reads[stack] = held[0].path if is_once and is_walked else ""
+        is_walked = frame is not None and all(source.is_walked_over(frame, one) for one in others)
+        reads[stack] = named if is_once and is_walked else ""
 
     def _judge_kept(self, entry: RawBackward, raw: RawWrite, node: Node, readers: list[Any], written: Site) -> None:
         """Report a value that is read out of a container that held it when the layer wrote."""
@@ -182,11 +191,11 @@ class ReusedInputs(Finder):
         reads = {symbolise(at).user_frame: path for at, path in self._reads.get(raw.stack, {}).items() if path}
         for reader in readers if held or reads else ():
             read = site_that_made(self._core, reader, entry.thread) or Site()
-            around = {(one.file, one.line) for one in written.frames}
+            around = {(one.file, one.line, one.function) for one in written.frames}
             for frame in read.user_frames:
                 one = next((one for one in held if source.reads_from(frame, one.within or "")), None)
                 path = reads.get(frame) if one is None else one.path
-                if path and (frame.file, frame.line) not in around:
+                if path and (frame.file, frame.line, frame.function) not in around:
                     call = written.user_frames[-1]
                     values = dict(
                         zip(("shape", "dtype", "device"), _torch.output_info(node, 0) or _UNKNOWN, strict=True)
@@ -199,6 +208,12 @@ class ReusedInputs(Finder):
                     )
                     self._seen.add(raw.stack)
                     return
+
+
+def _lists_with(tensor: Any) -> list[int]:
+    """All lists that have a tensor, by ``id``, each as often as it has it."""
+    lists = [one for one in gc.get_referrers(tensor) if type(one) is list]
+    return [id(one) for one in lists for item in one if item is tensor]
 
 
 def _read_as_before(written: Site, made: Site | None, read: Site) -> tuple[str, str, Frame, Frame] | None:

@@ -41,7 +41,7 @@ def is_walked_over(frame: Frame, name: str) -> bool:
     if binding is not None:
         return isinstance(binding.statement, ast.For | ast.AsyncFor)
     inner = () if statement is None else (one for one in ast.walk(statement.node) if isinstance(one, ast.comprehension))
-    return any(isinstance(one.target, ast.Name) and one.target.id == name for one in inner)
+    return any(isinstance(at, ast.Name) and at.id == name for one in inner for at in ast.walk(one.target))
 
 
 def is_mapped(frame: Frame) -> bool:
