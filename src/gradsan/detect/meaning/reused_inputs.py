@@ -12,7 +12,6 @@ Row: ``input_reused``. Roles: ``written`` (the call; ``name`` is the argument, `
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Hashable, Iterator
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 from torch.autograd.graph import Node
 
 from gradsan import _torch, source
+from gradsan._collector import objects_of
 from gradsan.detect.changed_values import has_made
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Frame, Site
@@ -31,7 +31,7 @@ from gradsan.record.steps import RawBackward, read_backward
 
 ROW = "input_reused"
 _ROUNDS = (1, 2, 4)
-_STACKS, _KEEPERS, _READS, _UNNAMED = 256, 16, 16, 8
+_STACKS, _KEEPERS, _READS, _UNNAMED, _LONGEST = 256, 16, 16, 8, 256
 _GRAD_ENABLED = RawWrite._fields.index("grad_enabled")
 _NODES_OF_A_CALL = 3
 _UNKNOWN: tuple[Any, ...] = ((), "?", "?")
@@ -211,8 +211,8 @@ class ReusedInputs(Finder):
 
 
 def _lists_with(tensor: Any) -> list[int]:
-    """All lists that have a tensor, by ``id``, each as often as it has it."""
-    lists = [one for one in gc.get_referrers(tensor) if type(one) is list]
+    """All short lists that have a tensor, by ``id``, each as often as it has it."""
+    lists = (one for one in objects_of({list}) if len(one) <= _LONGEST)
     return [id(one) for one in lists for item in one if item is tensor]
 
 
