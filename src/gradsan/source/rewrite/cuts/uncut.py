@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from gradsan.model import Frame, Held, Layer, Lines
-from gradsan.source.change import Change, Edit, edited, edited_lines
+from gradsan.source.change import Change, Edit, edited, edited_lines, insert_after
 from gradsan.source.flow.calls import dies_with_call
 from gradsan.source.flow.cuts import cuts_taken
 from gradsan.source.flow.modules import object_cut
@@ -20,8 +20,8 @@ from gradsan.source.flow.reaching import reaching
 from gradsan.source.flow.rounds import after_round, deque_made
 from gradsan.source.flow.writing import definition_of
 from gradsan.source.identifiers import bindings_of, chain_key, consumed_names, leaf_name, local_nodes
-from gradsan.source.locate import expression_at, statement_at
-from gradsan.source.methods import METADATA, NUMBERS
+from gradsan.source.locate import Statement, expression_at, statement_at
+from gradsan.source.methods import CONTAINERS, METADATA, NUMBERS
 from gradsan.source.rewrite.detached import detach_in_each, detach_reads
 from gradsan.source.rewrite.moving import out_of_with
 from gradsan.source.tree import FunctionNode, SourceFile, Span, header_nodes
@@ -273,8 +273,28 @@ def detach_held(frames: Sequence[Frame], held: Sequence[Held]) -> tuple[Change, 
     is_dead = not statement.loops and any(dies_with_call(frames[0], name) for name in found)
     if not found or len(found) > _MOST_CUT or is_dead:
         return None
-    change = after_round(frames, f"{', '.join(found)} = {', '.join(found.values())}", "detach", found)
+    text = f"{', '.join(found)} = {', '.join(found.values())}"
+    begun = _bound_before_rounds(statement, found)
+    change = insert_after(statement.source, begun, text, "detach") if begun is not None else None
+    change = change or after_round(frames, text, "detach", found)
     return None if change is None else (change, tuple(found))
+
+
+def _bound_before_rounds(statement: Statement, names: Collection[str]) -> ast.stmt | None:
+    """The last of the statements that bind the names, each once and before the loop of rounds: no round does."""
+    scope = statement.scope
+    nodes = [one for one in local_nodes(scope) if isinstance(one, ast.stmt)] if scope is not None else []
+    bound = [(one.name, node) for node in nodes for one in bindings_of(node)]
+    own = [node for name, node in bound if re.split(r"[.\[]", name)[0] in names]
+    if not statement.loops or not all(map(str.isidentifier, names)) or len(own) != len(names):
+        return None
+    last, loop = max(own, key=lambda one: one.lineno), statement.loops[-1]
+    is_before = last.lineno < loop.lineno and last not in ast.walk(loop)
+    value = last.value if isinstance(last, ast.Assign) else None
+    # What begins empty is filled by what the rounds call.
+    is_empty = isinstance(value, ast.Call) and leaf_name(value.func) in CONTAINERS
+    is_empty = is_empty or not any(isinstance(one, ast.Name) for one in ast.walk(value or ast.Pass()))
+    return last if is_before and not is_empty else None
 
 
 def _cut(source: SourceFile, held: Held) -> tuple[str, str] | None:
