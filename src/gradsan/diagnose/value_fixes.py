@@ -69,6 +69,10 @@ def for_checkpoint(facts: Facts) -> tuple[Fix, ...]:
         value = f"{path}.clone()" if is_tensor and conflict.rebound is None else path
         change = source.bind_early(defined, call, path, value)
         lines = source.changed_lines(defined.file, change)
+        for one in (
+            () if lines or (is_tensor and conflict.rebound is None) else source.passed_to_method(defined, call, path)
+        ):
+            lines += source.changed_lines(defined.file, one)
     stacks = [write.site.user_frames for write in facts.writes]
     moved = source.move_behind(stacks, conflict.use.site.user_frames) if stacks else None
     later = moved.lines if moved is not None and moved.is_plain else ()

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from gradsan.source.joined import *
     from gradsan.source.locate import *
     from gradsan.source.rewrite.asked import *
+    from gradsan.source.rewrite.checkpointed import *
     from gradsan.source.rewrite.copied import *
     from gradsan.source.rewrite.cuts.uncut import *
     from gradsan.source.rewrite.cuts.undone import *
@@ -124,6 +125,7 @@ _NAMES = {
         "differentiated floating_from_start gradient_in_shape graph_for_gradient input_itself is_differentiated_later "
         "keep_graph_from passed_gradient_in_shape sum_differentiated wanted_where_bound"
     ),
+    "rewrite.checkpointed": "bind_early passed_to_method rebound_at",
     "rewrite.copied": (
         "buffer_of_copy clone_argument clone_given clone_handed_out clone_source handed_out parameter_of_copy"
     ),
@@ -134,8 +136,8 @@ _NAMES = {
         "all_under_no_grad cut_before_written detach_behind_loop own_name_in_forward reads_filled second_name_anew"
     ),
     "rewrite.functions": (
-        "bind_early copy_saved_early earlier_reads gradients_for_inputs kept_on_context mark_dirty name_kept "
-        "rebound_at save_for_backward saved_early without_once_differentiable"
+        "copy_saved_early earlier_reads gradients_for_inputs kept_on_context mark_dirty name_kept "
+        "save_for_backward saved_early without_once_differentiable"
     ),
     "rewrite.given": "may_step steps_one_of",
     "rewrite.leaves": (

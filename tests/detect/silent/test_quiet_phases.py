@@ -120,6 +120,18 @@ def layer_that_another_optimizer_has() -> None:
         first.step()
 
 
+_OF_AN_EARLIER_WATCH: list[torch.optim.Optimizer] = []
+
+
+def layers_left_out_on_purpose() -> None:
+    body, head = nn.Sequential(nn.Linear(4, 6), nn.Tanh()), nn.Linear(6, 1)
+    optimizer = torch.optim.SGD(head.parameters(), 0.1)
+    for _ in range(ROUNDS):
+        optimizer.zero_grad()
+        head(body(torch.randn(8, 4))).pow(2).mean().backward()
+        optimizer.step()
+
+
 def told(program: Callable[[], None], file: Path) -> list[tuple[str, str]]:
     """Run the body of a function in a file of its own: who reads gradients beside it is judged otherwise."""
     body = textwrap.dedent(inspect.getsource(program).partition("\n")[2])
@@ -156,3 +168,13 @@ def test_a_number_that_only_an_optimizer_has_is_there_for_its_schedule(tmp_path:
 
 def test_a_parameter_that_another_optimizer_has_replaces_none(tmp_path: Path) -> None:
     assert "GS420" not in dict(told(layer_that_another_optimizer_has, tmp_path / "train.py"))
+
+
+def test_a_group_that_an_earlier_watch_saw_empty_is_no_evidence(tmp_path: Path) -> None:
+    used_up = filter(lambda one: one.dim() > 3, nn.Linear(4, 1).parameters())
+    with gradsan.watch():
+        groups = [{"params": [torch.zeros(2, requires_grad=True)]}, {"params": used_up}]
+        assert next(used_up, None) is None
+        _OF_AN_EARLIER_WATCH.append(torch.optim.SGD(groups, lr=0.1))
+    assert told(layers_left_out_on_purpose, tmp_path / "train.py") == []
+    _OF_AN_EARLIER_WATCH.clear()

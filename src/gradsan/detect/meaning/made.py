@@ -61,7 +61,7 @@ class Making(Detector):
         self.on_group: list[Callable[[Any, RawStack], None]] = []
 
     def forget(self) -> None:
-        self._began = self._core.clock
+        self._began, self.run_out = self._core.clock, None
 
     def optimizers(self) -> list[tuple[Any, Made]]:
         """Return the live optimizers."""

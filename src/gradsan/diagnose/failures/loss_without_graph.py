@@ -9,7 +9,7 @@ from dataclasses import replace
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts
-from gradsan.model import Diagnosis, Failure, Fix, Frame, Label, Lines, Message, NamedTensor, Site
+from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Label, Lines, Message, NamedTensor, Site
 
 _OFF = frozenset({"grad_mode_off", "grad_left_off"})
 _MODES = _OFF | {"no_grad", "inference_mode"}
@@ -165,6 +165,14 @@ def undone_cuts(found: tuple[source.Cut, ...], *, out_of_blocks: bool = False) -
     if fixes and (lines := _numbers_undone(found)):
         return (replace(fixes[0], lines=lines),)
     return tuple(sorted(fixes, key=lambda fix: not fix.lines))
+
+
+def recorded_again(read: Clue, values: Mapping[str, object]) -> tuple[Fix, ...]:
+    """The statement at a clue outside of its ``no_grad``; empty where the source does not show how."""
+    is_off = read.values.get("how") == "no_grad" and read.site is not None
+    lines = source.graph_restored(read.site.user_frames, "no_grad") if is_off and read.site is not None else ()
+    how = Message("help.use_it_how", dict(values))
+    return (Fix("undo_no_grad", "changed", Message("help.cut_no_grad"), how_changed=how, lines=lines),) if lines else ()
 
 
 def _numbers_undone(found: tuple[source.Cut, ...]) -> Lines:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts, statements
-from gradsan.diagnose.failures.loss_without_graph import loss_made_leaf, undone_cuts
+from gradsan.diagnose.failures.loss_without_graph import loss_made_leaf, recorded_again, undone_cuts
 from gradsan.diagnose.failures.replaced import given_to_optimizer
 from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Label, Message, NamedTensor, Site
 
@@ -211,7 +211,7 @@ def _used(parameter: Clue | None) -> str:
 def _read_past_graph(failure: Failure, read: Clue, values: dict[str, object], tensor: NamedTensor | None) -> Diagnosis:
     is_cut = "how" in read.values
     lines = () if is_cut else source.changed_at(read.shown_frame, source.read_with_graph)
-    words = "parameter_cut_off" if is_cut else "parameter_read_past_graph"
+    words, kind = ("parameter_cut_off", "use_it") if is_cut else ("parameter_read_past_graph", "read_with_graph")
     words = "parameter_read_as_data" if read.count("is_data") else words
     has_holder = failure.clue("holder") is not None
     values = {**values, "op": label_texts.as_written((read.op or "?").strip("_"))}
@@ -228,7 +228,7 @@ def _read_past_graph(failure: Failure, read: Clue, values: dict[str, object], te
             *parts.used(failure, "label.not_reached_step" if has_holder else "label.not_reached_once", values),
         ),
         tensor=tensor,
-        fixes=(parts.fix("use_it" if is_cut else "read_with_graph", "changed", values, lines=lines),),
+        fixes=(*recorded_again(read, values), parts.fix(kind, "changed", values, lines=lines)),
     )
 
 

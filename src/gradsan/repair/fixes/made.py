@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Edit, changed_lines, edited
-from gradsan.source.identifiers import imported_as, leaf_name
+from gradsan.source.identifiers import assigned_names, imported_as, leaf_name
 from gradsan.source.locate import statement_at
 from gradsan.source.rewrite.cuts.uncut import torch_in
 from gradsan.source.rewrite.moving import is_whole_lines
@@ -199,7 +199,8 @@ def schedule_anew(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         at = source.span(optimizing)
         indent = source.indent(at)
         text = f"{source.lines[at.end_line - 1]}\n{indent}{before}{name}{after}"
-        lines = ((source.file, at.end_line, text),)
+        gone = {} if _is_read_before(source, scheduling, optimizing) else blocks.removed(source, scheduling)
+        lines = blocks.lines_changed(source, {**gone, at.end_line: text})
     return (blocks.fix("schedule_anew", lines, "schedule_anew", **dict(advice.summary.values)),) if lines else ()
 
 
@@ -212,3 +213,14 @@ def _binding(label: Label) -> tuple[SourceFile, ast.Assign, str] | None:
             if isinstance(target, ast.Name | ast.Attribute):
                 return found.source, found.node, ast.unparse(target)
     return None
+
+
+def _is_read_before(source: SourceFile, made: ast.Assign, end: ast.stmt) -> bool:
+    """Whether a statement between ``made`` and ``end`` may read what ``made`` binds: all in one block, else True."""
+    (parent, field), other = source.parents[made], source.parents[end]
+    block = getattr(parent, field, None)
+    if other != (parent, field) or not isinstance(block, list):
+        return True
+    between, names = block[block.index(made) + 1 : block.index(end)], assigned_names(made)
+    inner = (one for node in between for one in ast.walk(node) if isinstance(one, ast.Name | ast.Attribute))
+    return any(source.text(one) in names for one in inner)

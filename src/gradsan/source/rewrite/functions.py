@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited, insert_before
 from gradsan.source.flow.targets import written_expression
-from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, leaf_name, local_nodes, parameters
+from gradsan.source.identifiers import assigned_names, chain_key, leaf_name, local_nodes, parameters
 from gradsan.source.locate import statement_at
 from gradsan.source.methods import METADATA
 from gradsan.source.tree import FunctionNode, SourceFile, read_source
@@ -63,17 +63,17 @@ def copy_saved_early(write: Frame, op: str) -> Change | None:
 
 def kept_on_context(frame: Frame, attribute: str) -> Frame | None:
     """The statement ``ctx.<attribute> = …`` of the Function whose forward is defined at ``frame``."""
-    found = _function_at(frame)
+    found = function_at(frame)
     if found is None:
         return None
     source, forward = found
     places = list(_kept(source, forward, attribute))
-    return _frame(source, places[0][1], frame.file) if len(places) == 1 else None
+    return frame_in(source, places[0][1], frame.file) if len(places) == 1 else None
 
 
 def name_kept(frame: Frame, attribute: str) -> str | None:
     """The name of what ``ctx.<attribute> = x.detach().numpy()`` keeps, ``x``; ``frame`` defines forward."""
-    found = _function_at(frame)
+    found = function_at(frame)
     kept = [] if found is None else [node for _, node in _kept(*found, attribute)]
     if len(kept) != 1:
         return None
@@ -100,7 +100,7 @@ def save_for_backward(frame: Frame, attribute: str) -> tuple[Change, ...]:
 
     Empty where the Function saves something already, or uses the attribute other than by reading it in backward.
     """
-    found = _function_at(frame)
+    found = function_at(frame)
     if found is None:
         return ()
     source, forward = found
@@ -163,7 +163,7 @@ def mark_dirty(frame: Frame, parameter: str) -> Change | None:
 
     None where forward returns something else: a tensor marked dirty must itself be returned.
     """
-    found = _function_at(frame)
+    found = function_at(frame)
     if found is None:
         return None
     source, forward = found
@@ -184,7 +184,7 @@ def gradients_for_inputs(frame: Frame, needs: tuple[bool, ...], many: int) -> tu
     ``needs`` says for each input whether it needs a gradient. The existing gradients go to the inputs that need one
     where their numbers agree, else to the first inputs. Empty where an input that needs one would get none, or a None.
     """
-    found = _function_at(frame)
+    found = function_at(frame)
     if found is None or not 0 < many < len(needs):
         return ()
     source, backward = found
@@ -206,49 +206,8 @@ def gradients_for_inputs(frame: Frame, needs: tuple[bool, ...], many: int) -> tu
     return tuple(change for change in changes if change is not None) if all(changes) else ()
 
 
-def bind_early(definition: Frame, call: Frame, name: str, value: str) -> Change | None:
-    """A default argument ``<name>=<value>`` for the function defined at ``definition`` and passed on at ``call``.
-
-    Only for a function that is created anew for each call: a lambda, or a ``def`` in the same block.
-    """
-    found, statement = _function_at(definition), statement_at(call)
-    if found is None or statement is None or not name.isidentifier():
-        return None
-    source, function = found
-    if source.file != statement.source.file or _block(source, function) is not _block(source, statement.node):
-        return None
-    arguments = function.args
-    if name in parameters(function) or arguments.vararg or arguments.kwarg or arguments.kwonlyargs:
-        return None
-    positional = [*arguments.posonlyargs, *arguments.args]
-    if not positional:
-        return None
-    last = max(map(source.span, [*positional, *arguments.defaults]), key=lambda span: (span.end_line, span.end_column))
-    edit = Edit.after(last, f", {name}={value}")
-    return edited(source, [edit], "bind_early")
-
-
-def rebound_at(call: Frame, path: str, until: Frame | None) -> tuple[Frame, ...]:
-    """The statements that bind ``path`` (``i``, ``self.scale``) to another value between ``call`` and ``until``."""
-    statement = statement_at(call)
-    if statement is None:
-        return ()
-    source, node = statement.source, statement.node
-    outer = [parent for parent, _ in source.ancestors(node) if isinstance(parent, _LOOPS)]
-    scopes: list[FunctionNode | ast.Module] = [source.module]
-    scopes += [one for one, _ in source.ancestors(node) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
-    found = []
-    for other in (inner for scope in scopes for inner in local_nodes(scope) if isinstance(inner, ast.stmt)):
-        if not any(binding.name == path and binding.replaces for binding in bindings_of(other)):
-            continue
-        again = any(loop is other or any(parent is loop for parent, _ in source.ancestors(other)) for loop in outer)
-        is_late = until is not None and until.file == call.file and other.lineno > until.line
-        if again or (other.lineno > node.lineno and not is_late):
-            found.append(_frame(source, other, call.file))
-    return tuple(dict.fromkeys(found))
-
-
-def _function_at(frame: Frame) -> tuple[SourceFile, FunctionNode] | None:
+def function_at(frame: Frame) -> tuple[SourceFile, FunctionNode] | None:
+    """The function that is defined at ``frame``, and its file; None where the source does not tell it from others."""
     source = read_source(frame.file)
     if source is None:
         return None
@@ -280,13 +239,8 @@ def _kept(source: SourceFile, forward: FunctionNode, attribute: str) -> Iterator
                     yield context[0], node
 
 
-def _block(source: SourceFile, node: ast.AST) -> ast.AST | None:
-    """The innermost loop or function around a node (itself left out), or the module."""
-    kinds = (*_LOOPS, ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)
-    return next((parent for parent, _ in source.ancestors(node) if isinstance(parent, kinds)), None)
-
-
-def _frame(source: SourceFile, node: ast.stmt, file: str) -> Frame:
+def frame_in(source: SourceFile, node: ast.stmt, file: str) -> Frame:
+    """The frame at a statement; of a loop, at its header."""
     span = source.span(node)
     end_line, end_column = (span.end_line, span.end_column)
     if isinstance(node, _LOOPS):

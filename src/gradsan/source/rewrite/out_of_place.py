@@ -214,9 +214,10 @@ def recorded(frame: Frame, op: str, *, as_data: bool = False) -> Change | None:
 def _out_of_place_call(source: SourceFile, call: ast.Call) -> str | None:
     """``.mul(2)`` of ``x.data.mul_(2)``."""
     method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-    if not is_inplace_method(method) or method in (OVERWRITING | CHANGING_METADATA | WITHOUT_COUNTERPART):
+    if not is_inplace_method(method) or method in (OVERWRITING | CHANGING_METADATA):
         return None
-    return f".{method[:-1]}{source.text(call).removeprefix(source.text(call.func))}"
+    new = f"clone().{method}" if method in WITHOUT_COUNTERPART else method[:-1]
+    return f".{new}{source.text(call).removeprefix(source.text(call.func))}"
 
 
 def _called_on(node: ast.AST) -> ast.expr | None:
