@@ -32,7 +32,7 @@ else:
 TABLE = Path(__file__).parent.parent / "tests" / "catalogue" / "wordings.json"
 _LIBRARIES = ("libtorch_cpu.", "libtorch_python.", "libc10.", "torch_cpu.", "torch_python.", "c10.")
 _SPEAKING = re.compile(
-    r"torch/(\w+\.py|(autograd|nn|utils|_functorch|_dynamo|_library|_subclasses|distributed/fsdp)/.*\.py"
+    r"torch/(\w+\.py|(autograd|nn|optim|utils|_functorch|_dynamo|_library|_subclasses|distributed/fsdp)/.*\.py"
     r"|_inductor/cudagraph_trees\.py|testing/.*optests.*\.py)"
 )
 _TEXT = re.compile(rb"[\t\n\x20-\x7e]{8,}")

@@ -3,7 +3,7 @@
 import pytest
 
 from gradsan.model import Frame
-from gradsan.source import parts_collected
+from gradsan.source import named_parts_joined, parts_collected
 
 _PROGRAM = """import torch
 def changed(x, means):
@@ -41,3 +41,25 @@ def test_parts_changed_in_a_loop(tmp_path, target, walked, write, made):
         assert made[0] in text
         assert made[1] in text
         assert found.meaning == made[2]
+
+
+@pytest.mark.parametrize(
+    ("made", "writes", "read", "joined"),
+    [
+        ("a, b = x.chunk(2, 1)", ["a *= 2"], "x.sum()", ["a = a * 2", "x = torch.cat((a, b), dim=1)"]),
+        ("a, b = x.unbind()", ["a.exp_()", "n = b.mean()", "b -= n"], "x", ["b = b - n\n    x = torch.stack((a, b))"]),
+        ("a, b = torch.split(x, 3, dim=-1)", ["a += 1", "b = b.abs()"], "x", ["x = torch.cat((a, b), dim=-1)"]),
+        ("a, b = x.chunk(2)", ["a *= 2"], "a, x.shape[0]", []),
+        ("a, b = x.chunk(2)", ["a *= 2"], "a", []),
+        ("a, b = x.chunk(2)", ["a *= x.mean()"], "x", []),
+        ("a, *b = x.chunk(3)", ["a *= 2"], "x", []),
+        ("a, b = halves(x)", ["a *= 2"], "x", []),
+    ],
+)
+def test_named_parts_are_joined_where_the_whole_is_read(tmp_path, made, writes, read, joined):
+    path, lines = tmp_path / "train.py", [made, *writes, f"return {read}"]
+    path.write_text("import torch\ndef changed(x):\n" + "".join(f"    {one}\n" for one in lines))
+    found = named_parts_joined(Frame(str(path), 4, "changed", is_user=True), "a")
+    text = "" if found is None else "\n".join(one for _, _, one in found.lines)
+    assert (found is not None) == bool(joined)
+    assert all(one in text for one in joined)

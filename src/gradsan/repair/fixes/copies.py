@@ -15,7 +15,7 @@ from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Change, Edit, changed_lines, edited, text_with
 from gradsan.source.flow.collected import is_kept_each_round
 from gradsan.source.flow.targets import Target, target_at
-from gradsan.source.flow.writing import writing_at
+from gradsan.source.flow.writing import reads_gradient, writing_at
 from gradsan.source.identifiers import imported_as, leaf_name
 from gradsan.source.locate import Expression, expressions_at, frame_of
 from gradsan.source.rewrite.copied import clone_argument, clone_given, clone_returned, cloned
@@ -247,7 +247,9 @@ def _all_recorded(label: Label) -> Lines:
     for node in block.body:
         frame = frame_of(source, node, label.frame)
         written = writing_at(frame)
-        new = None if written is None or not written.target.isidentifier() else out_of_place(frame, written.op)
+        # An update by gradients is one of leaves: bound anew, they would be none.
+        is_plain = written is not None and written.target.isidentifier() and not reads_gradient(frame)
+        new = out_of_place(frame, written.op) if written is not None and is_plain else None
         if new is None:
             return ()
         texts |= blocks.texts_of(source, new)

@@ -11,6 +11,7 @@ from gradsan.source.change import changed_lines
 from gradsan.source.flow.writing import writing_at
 from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import frame_of, statement_at
+from gradsan.source.methods import METADATA
 from gradsan.source.rewrite.cuts.uncut import torch_in
 from gradsan.source.rewrite.out_of_place import out_of_place
 from gradsan.source.rewrite.renewing import fresh_name
@@ -141,9 +142,11 @@ def _is_read_outside(source: SourceFile, whole: ast.expr, loop: ast.stmt) -> boo
     around = {one for other, _ in source.ancestors(loop) if isinstance(other, _LOOPS) for one in ast.walk(other)}
     scope = source.function(loop) or source.module
     return any(
-        _is_name(one, whole.id) and isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)
+        isinstance(one, ast.Name) and one.id == whole.id and isinstance(one.ctx, ast.Load)
         for one in ast.walk(scope)
-        if one not in inside and (one in around or getattr(one, "lineno", 0) > end)
+        if one not in inside
+        and (one in around or getattr(one, "lineno", 0) > end)
+        and getattr(source.parents.get(one, (None, ""))[0], "attr", None) not in METADATA
     )
 
 
