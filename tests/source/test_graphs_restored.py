@@ -1,9 +1,9 @@
-"""Terms of a loss that are constants: the lines with which they take part in the gradient."""
+"""Constant terms of a loss, inputs told too late to require grad, results that keep none: lines with a gradient."""
 
 import pytest
 
 from gradsan.model import Frame
-from gradsan.source import graph_restored
+from gradsan.source import changed_lines, flag_before_use, graph_restored, retained
 
 _PROGRAM = """import torch
 def loss_of(net, x, q):
@@ -71,3 +71,37 @@ def test_a_term_gets_its_graph(tmp_path, lines, computed, how, returned, made):
     new = "\n" + "\n".join(one for _, _, one in found)
     assert bool(found) == bool(made)
     assert all(one in new for one in made)
+
+
+@pytest.mark.parametrize(
+    ("lines", "made"),
+    [
+        (["y = net(x)", "x.requires_grad_()", "(g,) = grad(y, x)"], ["x.requires_grad_()\n    y = net(x)", ""]),
+        (["y = net(x)", "x.requires_grad = True", "(g,) = grad(y, x)"], ["x.requires_grad = True\n    y = net(x)", ""]),
+        (["x.requires_grad_()", "y = net(x)", "(g,) = grad(y, x)"], []),
+        (["y = net(q)", "x.requires_grad_()", "(g,) = grad(y, x)"], []),
+        (["y = net(x)", "x = x * 2", "x.requires_grad_()", "(g,) = grad(y, x)"], []),
+        (["y = net(x)", "(g,) = grad(y, x)"], []),
+    ],
+)
+def test_a_flag_is_set_before_the_first_use(tmp_path, lines, made):
+    file = tmp_path / "train.py"
+    file.write_text("def loss_of(net, x, q):\n" + "".join(f"    {one}\n" for one in lines))
+    found = flag_before_use(frame_at(file, "(g,) = grad(y, x)"), "x")
+    assert [text.strip() for _, _, text in found] == made
+
+
+@pytest.mark.parametrize(
+    ("lines", "line"),
+    [
+        (["h = net(x)", "loss = h.sum()", "loss.backward()", "use(h.grad)"], 4),
+        (["h = net(x)", "h.sum().backward()", "h = h + 1", "use(h.grad)"], None),
+        (["h = net(x)", "train(h)", "use(h.grad)"], None),
+    ],
+)
+def test_a_result_keeps_its_gradient_before_the_backward(tmp_path, lines, line):
+    file = tmp_path / "train.py"
+    file.write_text("def loss_of(net, x, q):\n" + "".join(f"    {one}\n" for one in lines))
+    found = changed_lines(str(file), retained(frame_at(file, "use(h.grad)"), "h"))
+    assert [number for _, number, _ in found] == ([] if line is None else [line])
+    assert all(text.startswith("    h.retain_grad()\n") for _, _, text in found)

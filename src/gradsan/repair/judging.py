@@ -301,9 +301,17 @@ def _repeats(reference: Recording, candidate: Recording) -> bool:
 
 
 def faults_of(trial: Trial) -> list[Diagnosis]:
-    """The findings to fix, the one that ended the program first: errors, then silent faults."""
-    found = [one for one in trial.diagnoses if one.severity in ("error", "warning")]
+    """The findings to fix, the one that ended the program first: errors, then silent faults.
+
+    A note counts where the program ended with another exception in its line: a ``.grad`` that is None.
+    """
+    found = [one for one in trial.diagnoses if one.severity in ("error", "warning") or _ended_by(one, trial)]
     return sorted(found, key=lambda one: (one.silent, one.severity != "error"))
+
+
+def _ended_by(note: Diagnosis, trial: Trial) -> bool:
+    used = {(one.frame.file, one.frame.line) for one in note.labels if one.role == "used"}
+    return trial.failed_at in used
 
 
 def findings_to_try(trial: Trial) -> list[Diagnosis]:

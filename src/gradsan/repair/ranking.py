@@ -30,6 +30,7 @@ IMPLIED = frozenset(
         *("penalty_with_graph", "term_as_tensor", "term_undetached", "term_with_graph"),
         *("clear_elsewhere", "clear_after_step", "step_after_backward", "give_parameters", "scale_out_of_place"),
         *("undo_item", "undo_new_tensor", "undo_gradient", "undo_no_grad", "undo_inference_mode", "cut_at_use"),
+        "undo_set_late",
         *("schedule_anew", "differentiate_base", "compute_each_round", "functional_fast_weights", "bound_after_loop"),
         *("stable_form", "double_where", "clamp_input", "eps_inside", "clamp_count", "nonzero_denominator"),
         *("without_correction", "sum_over_count", "finite_mask", "zeros_instead", "float32_operation"),

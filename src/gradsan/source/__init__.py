@@ -123,7 +123,7 @@ _NAMES = {
     ),
     "rewrite.asked": (
         "differentiated floating_from_start gradient_in_shape graph_for_gradient input_itself is_differentiated_later "
-        "keep_graph_from passed_gradient_in_shape sum_differentiated wanted_where_bound"
+        "keep_graph_from passed_gradient_in_shape retained sum_differentiated wanted_where_bound"
     ),
     "rewrite.checkpointed": "bind_early passed_to_method rebound_at",
     "rewrite.copied": (
@@ -160,7 +160,7 @@ _NAMES = {
     ),
     "rewrite.parts": "named_parts_joined parts_collected",
     "rewrite.suggest": ("clone_at_save clone_before detach_at drop_keyword has_keyword inplace_false switch_on_before"),
-    "rewrite.cuts.undone": "graph_restored undone undone_numbers",
+    "rewrite.cuts.undone": "flag_before_use graph_restored undone undone_numbers",
     "rewrite.cuts.uncut": "Uncut cut_at_use detach_compared detach_given detach_held read_with_graph term_uncut",
     "rewrite.unused": "kept_without_gradient",
     "rewrite.updates": "is_put_back stands_before_its_backward steps_again under_no_grad updated_in_place",

@@ -8,7 +8,6 @@ wrong program has, ``+`` one of the right program alone.
 
 from __future__ import annotations
 
-import gc
 import re
 import runpy
 import threading
@@ -19,7 +18,6 @@ import pytest
 
 import gradsan
 from cases import each
-from gradsan.graph import naming
 from gradsan.record.recorder import recorder
 
 
@@ -36,9 +34,6 @@ def told(body: str, own: str, file: Path, mode: str) -> list[tuple[str, str | No
     lines = (line for line in body.splitlines() if not line.startswith(("+", "-")) or line.startswith(own))
     file.write_text("\n".join(re.sub(r"^[+-] ?", _indent, line) for line in lines) + "\n", encoding="utf-8")
     recorder().core.clear()
-    if naming.optimizers_alive():
-        # An earlier program's, in a cycle, would be one of this program's.
-        gc.collect()
     watch = gradsan.watch(mode)
     # What calls the program is no code of the user's, as under ``gradsan run``.
     thread = threading.Thread(target=watch(runpy.run_path), args=(str(file),))

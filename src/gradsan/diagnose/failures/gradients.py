@@ -24,7 +24,7 @@ from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts, statements
 from gradsan.diagnose.failures.loss_without_graph import cuts_before, cuts_in_order, undone_cuts
 from gradsan.diagnose.needs import op_name
-from gradsan.model import Clue, Diagnosis, Failure, Fix, Lines, Message, NamedTensor, Severity
+from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Lines, Message, NamedTensor, Severity
 
 
 def gradient_overwritten(failure: Failure) -> Diagnosis | None:
@@ -253,6 +253,7 @@ def graph_rules(failure: Failure) -> Diagnosis | None:
         values["loss"] = before[0]
     elif _is_passed_by(tensor):
         fixes = (("compute_with_input", "changed"),)
+    late = () if frame is None or name is None or failure.row != "unused_in_graph" else _told_late(frame, name)
     return parts.diagnosis(
         failure,
         rule.code,
@@ -272,12 +273,20 @@ def graph_rules(failure: Failure) -> Diagnosis | None:
         tensor=_tensor(failure, name),
         fixes=(
             *(() if before is None else _each_round(values)),
+            *late,
             *_itself(failure, values),
             *undone_cuts(cuts),
             *(_fix(failure, kind, meaning, values, name) for kind, meaning in fixes),
         ),
         notes=() if rule.note is None else (Message(f"note.{rule.note}"),),
     )
+
+
+def _told_late(frame: Frame, name: str) -> tuple[Fix, ...]:
+    """The input told to require grad before what is differentiated is computed from it."""
+    lines, how = source.flag_before_use(frame, name), Message("help.wanted_input_how")
+    summary = Message("help.cut_set_late", {"operand": name})
+    return (Fix("undo_set_late", "changed", summary, how_changed=how, lines=lines),) if lines else ()
 
 
 def _fix(

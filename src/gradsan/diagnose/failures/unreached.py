@@ -386,6 +386,7 @@ def grad_of_non_leaf(failure: Failure) -> Diagnosis:
     made = failure.clue("made")
     values = {"name": parts.name_of(made, "label.the_tensor"), "op": parts.op_of(made)}
     is_update = made is not None and bool(made.values.get("is_update"))
+    lines = source.changed_at(failure.site.user_frame, lambda at: source.retained(at, str(values["name"])))
     return parts.diagnosis(
         failure,
         "GS409",
@@ -397,7 +398,7 @@ def grad_of_non_leaf(failure: Failure) -> Diagnosis:
             *parts.used(failure, "label.read_grad", values),
         ),
         tensor=_tensor(made),
-        fixes=(_updated(made, values),) if is_update else (parts.fix("retain_grad", "preserved", values),),
+        fixes=(_updated(made, values) if is_update else parts.fix("retain_grad", "preserved", values, lines=lines),),
     )
 
 

@@ -401,3 +401,19 @@ def _is_computed_before(statement: Statement, line: int) -> bool:
 
 def _bound_by(node: ast.AST) -> list[Binding]:
     return bindings_of(node) if isinstance(node, ast.stmt) else []
+
+
+def retained(read: Frame, name: str) -> Change | None:
+    """A line ``x.retain_grad()`` before the last backward of the block of ``read``, where ``x.grad`` is read."""
+    statement = statement_at(read)
+    parent, field = (None, "") if statement is None else statement.source.parents[statement.node]
+    block = getattr(parent, field, None)
+    if statement is None or not isinstance(block, list):
+        return None
+    before = block[: block.index(statement.node)]
+    calls = (one for node in reversed(before) for one in header_nodes(node) if isinstance(one, ast.Call))
+    call = next((one for one in calls if leaf_name(one.func) == "backward"), None)
+    node = None if call is None else statement.source.statement(call)
+    if node is None or any(name in assigned_names(one) for one in before[before.index(node) :]):
+        return None
+    return insert_before(statement.source, node, f"{name}.retain_grad()", "retain_grad")

@@ -10,17 +10,53 @@ from gradsan.model import Frame, Lines
 from gradsan.source.change import Change, Edit, changed_lines, edited, edited_lines, with_keyword
 from gradsan.source.flow.cuts import NEW_TENSOR
 from gradsan.source.flow.reaching import reaching
-from gradsan.source.identifiers import bindings_of, chain_key, leaf_name
+from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, consumed_names, leaf_name, local_nodes
 from gradsan.source.intent.conditions import context_around
 from gradsan.source.locate import Expression, Statement, expression_at, statement_at
 from gradsan.source.rewrite.cuts.uncut import as_decorator, uncut_edits
-from gradsan.source.rewrite.moving import computed_outside
+from gradsan.source.rewrite.moving import computed_outside, is_whole_lines
 from gradsan.source.rewrite.renewing import fresh_name
 from gradsan.source.tree import SourceFile, Span, header_nodes, source_lines
 
 _OFF = frozenset({"no_grad", "inference_mode"})
 _LISTS = (ast.List, ast.ListComp, ast.Tuple)
 _IS_OPERAND = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)
+
+
+def flag_before_use(frame: Frame, name: str) -> Lines:
+    """``x.requires_grad_()`` moved before the first statement of its block that computes with ``x``.
+
+    ``frame`` is a later statement, which asks for the gradient. Empty where nothing in the block reads ``x`` before it.
+    """
+    statement = statement_at(frame)
+    scope = None if statement is None else statement.scope
+    if statement is None or scope is None:
+        return ()
+    source, nodes = statement.source, [one for one in local_nodes(scope) if isinstance(one, ast.stmt)]
+    setting = [one for one in nodes if one.lineno < frame.line and _sets_flag_of(one, name)]
+    parent, field = source.parents[setting[-1]] if setting else (None, "")
+    block = getattr(parent, field, None)
+    if not isinstance(block, list) or not is_whole_lines(source, setting[-1]):
+        return ()
+    before = block[: block.index(setting[-1])]
+    bound = [at for at, one in enumerate(before) if name in assigned_names(one)]
+    reading = [one for one in before[bound[-1] + 1 if bound else 0 :] if name in consumed_names(one)]
+    if not reading or not is_whole_lines(source, reading[0]) or len(setting) > 1:
+        return ()
+    own, first = source.span(setting[-1]), source.span(reading[0])
+    text = f"{source.indent(first)}{source.text(setting[-1])}\n{source.lines[first.line - 1]}"
+    gone = [(source.file, line, "") for line in range(own.line, own.end_line + 1)]
+    return ((source.file, first.line, text), *gone)
+
+
+def _sets_flag_of(node: ast.stmt, name: str) -> bool:
+    flag: ast.expr | None = None
+    if isinstance(node, ast.Assign):
+        flag = node.targets[0]
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        flag = node.value.func
+    is_flag = isinstance(flag, ast.Attribute) and flag.attr in ("requires_grad", "requires_grad_")
+    return is_flag and isinstance(flag, ast.Attribute) and chain_key(flag.value) == name
 
 
 def undone(frame: Frame, kind: str, operand: str = "") -> Change | None:
