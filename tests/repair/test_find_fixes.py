@@ -321,6 +321,13 @@ for _ in range(3):
     states.append(copy.deepcopy(state))
 sum(one.exp().mean() for one in states).backward()
 """,
+    "a deep copy that is only looked at": """
+import copy
+net = torch.nn.Linear(2, 3)
+out = net(torch.randn(5, 2))
+out.exp().mean().backward()
+print(copy.deepcopy(out).mean().item())
+""",
     "a deep copy that is a constant": """
 import copy
 net = torch.nn.Linear(2, 3)

@@ -1,7 +1,6 @@
 """Constant terms of a loss, inputs told too late to require grad, results that keep none: lines with a gradient."""
 
-import pytest
-
+from cases import each
 from gradsan.model import Frame
 from gradsan.source import changed_lines, flag_before_use, graph_restored, retained
 
@@ -21,8 +20,8 @@ def frame_at(file, expression):
     return Frame(str(file), line, "loss_of", column, line, column + len(expression), True)
 
 
-@pytest.mark.parametrize(
-    ("lines", "computed", "how", "returned", "made"),
+@each(
+    "lines, computed, how, returned, made",
     [
         ("    term = net(x).mean().item()", "net(x).mean().item()", "number", "0", ["term = net(x).mean()"]),
         ("    term = torch.tensor(x.std().item())", "x.std().item()", "number", "0", ["term = x.std()"]),
@@ -73,8 +72,8 @@ def test_a_term_gets_its_graph(tmp_path, lines, computed, how, returned, made):
     assert all(one in new for one in made)
 
 
-@pytest.mark.parametrize(
-    ("lines", "made"),
+@each(
+    "lines, made",
     [
         (["y = net(x)", "x.requires_grad_()", "(g,) = grad(y, x)"], ["x.requires_grad_()\n    y = net(x)", ""]),
         (["y = net(x)", "x.requires_grad = True", "(g,) = grad(y, x)"], ["x.requires_grad = True\n    y = net(x)", ""]),
@@ -91,8 +90,8 @@ def test_a_flag_is_set_before_the_first_use(tmp_path, lines, made):
     assert [text.strip() for _, _, text in found] == made
 
 
-@pytest.mark.parametrize(
-    ("lines", "line"),
+@each(
+    "lines, line",
     [
         (["h = net(x)", "loss = h.sum()", "loss.backward()", "use(h.grad)"], 4),
         (["h = net(x)", "h.sum().backward()", "h = h + 1", "use(h.grad)"], None),

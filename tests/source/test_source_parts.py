@@ -1,7 +1,6 @@
 """Parts of one call that a loop writes: computed anew and joined, where the source shows that nothing is lost."""
 
-import pytest
-
+from cases import each
 from gradsan.model import Frame
 from gradsan.source import named_parts_joined, parts_collected
 
@@ -13,8 +12,8 @@ def changed(x, means):
 """
 
 
-@pytest.mark.parametrize(
-    ("target", "walked", "write", "made"),
+@each(
+    "target, walked, write, made",
     [
         ("part", "x", "part += 1", ("part = part + 1", "torch.stack(parts)", "preserved")),
         ("part", "x.chunk(2, -1)", "part.mul_(2)", ("part = part.mul(2)", "torch.cat(parts, dim=-1)", "preserved")),
@@ -43,8 +42,8 @@ def test_parts_changed_in_a_loop(tmp_path, target, walked, write, made):
         assert found.meaning == made[2]
 
 
-@pytest.mark.parametrize(
-    ("made", "writes", "read", "joined"),
+@each(
+    "made, writes, read, joined",
     [
         ("a, b = x.chunk(2, 1)", ["a *= 2"], "x.sum()", ["a = a * 2", "x = torch.cat((a, b), dim=1)"]),
         ("a, b = x.unbind()", ["a.exp_()", "n = b.mean()", "b -= n"], "x", ["b = b - n\n    x = torch.stack((a, b))"]),

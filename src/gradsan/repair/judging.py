@@ -303,15 +303,16 @@ def _repeats(reference: Recording, candidate: Recording) -> bool:
 def faults_of(trial: Trial) -> list[Diagnosis]:
     """The findings to fix, the one that ended the program first: errors, then silent faults.
 
-    A note counts where the program ended with another exception in its line: a ``.grad`` that is None.
+    A note counts where the program ended in its line with something that is None: the ``.grad`` of a result.
     """
     found = [one for one in trial.diagnoses if one.severity in ("error", "warning") or _ended_by(one, trial)]
     return sorted(found, key=lambda one: (one.silent, one.severity != "error"))
 
 
 def _ended_by(note: Diagnosis, trial: Trial) -> bool:
+    _, text = trial.failed_by or trial.recording.exception or ("", "")
     used = {(one.frame.file, one.frame.line) for one in note.labels if one.role == "used"}
-    return trial.failed_at in used
+    return "NoneType" in text and trial.failed_at in used
 
 
 def findings_to_try(trial: Trial) -> list[Diagnosis]:

@@ -137,8 +137,8 @@ def _rank(tried: Tried, named: int, was_refused: bool) -> tuple[object, ...]:
         0.0 if is_preserved else verification.gradient_difference or 0.0,
         is_preserved and max(time, memory) > DEAR,
         _effort(tried),
-        # A backward that names its inputs says least about what was meant.
-        is_preserved and tried.fix.kind == "backward_for_own",
+        # A backward that names its inputs says least about what was meant; a copy that nothing trains needs no graph.
+        is_preserved and tried.fix.kind in ("backward_for_own", "clone_for_copy"),
         int(cost / COST_TOLERANCE),
     )
 
