@@ -81,12 +81,12 @@ def undone(frame: Frame, kind: str, operand: str = "") -> Change | None:
 def graph_restored(frames: Sequence[Frame], how: str | None, joined: Frame | None = None) -> Lines:
     """The lines with which the value computed at ``frames`` (outermost first) has a graph; ``how`` it left that.
 
-    ``how`` is ``number``, ``drawn``, ``no_grad``, or anything else for a read past the graph (``.data``). A number that
-    other statements read stays one: the statement at ``joined``, which makes a loss of it, gets the tensor by a name of
-    its own. Empty where the source does not show how.
+    ``how`` is ``number``, ``drawn``, ``no_grad``, ``discrete`` or ``flat``, which no line mends, or anything else for a
+    read past the graph (``.data``). A number that other statements read stays one: the statement at ``joined``, which
+    makes a loss of it, gets the tensor by a name of its own. Empty where the source does not show how.
     """
     place = expression_at(frames[-1]) if frames else None
-    if place is None:
+    if place is None or how in ("discrete", "flat"):
         return ()
     source = place.source
     if how == "no_grad":
