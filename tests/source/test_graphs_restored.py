@@ -44,6 +44,7 @@ def frame_at(file, expression):
         ("    term = (q.detach() - x.detach()).std()", "(q.detach() - x.detach()).std()", None, "0", ["(q - x).std()"]),
         ("    term = (q - x).std()", "q - x", None, "0", []),
         ("    term = (q.detach().argmax(1) == x).sum()", "(q.detach().argmax(1) == x)", "discrete", "0", []),
+        ("    term = (q.detach().argmax(1) != x).sum()", "q.detach()", "detached", "0", []),
         ("    term = net(q.sample()).mean()", "q.sample()", "drawn", "0", ["net(q.rsample()).mean()"]),
         ("    term = net(q.mode).mean()", "q.mode", "drawn", "0", []),
         (f"{_OFF}        term = x.std()", "x.std()", "no_grad", "0", ["\n    term = x.std()"]),

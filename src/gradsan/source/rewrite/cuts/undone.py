@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gradsan.model import Frame, Lines
 from gradsan.source.change import Change, Edit, changed_lines, edited, edited_lines, with_keyword
-from gradsan.source.flow.cuts import NEW_TENSOR
+from gradsan.source.flow.cuts import NEW_TENSOR, cut_of
 from gradsan.source.flow.reaching import reaching
 from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, consumed_names, leaf_name, local_nodes
 from gradsan.source.intent.conditions import context_around
@@ -99,8 +99,11 @@ def graph_restored(frames: Sequence[Frame], how: str | None, joined: Frame | Non
         at = None if end is None else Span(end.end_line, end.end_column - len("sample"), end.end_line, end.end_column)
         return () if at is None else edited_lines(source, [Edit(at, "rsample")])
     if how != "number":
-        reads = [one for one in header_nodes(place.statement) if isinstance(one, ast.expr)]
-        return edited_lines(source, [edit for one in reads for edit in uncut_edits(source, one) or ()])
+        nodes = [one for one in header_nodes(place.statement) if isinstance(one, ast.expr)]
+        reads = [(one, edits) for one in nodes if (edits := uncut_edits(source, one))]
+        # Within argmax or a comparison there is no gradient either way.
+        is_left_anyway = any(_leaves_graph(source, parent) for one, _ in reads for parent, _ in source.ancestors(one))
+        return () if is_left_anyway else edited_lines(source, [edit for _, edits in reads for edit in edits])
     edit = _edit(place, "item")
     outer = source.parents[place.node][0]
     if edit is None:
@@ -111,6 +114,10 @@ def graph_restored(frames: Sequence[Frame], how: str | None, joined: Frame | Non
         wrapping = _without_new_tensor(replace(place, node=outer))
         return edited_lines(source, [*wrapping, edit]) if wrapping else ()
     return edited_lines(source, [edit])
+
+
+def _leaves_graph(source: SourceFile, node: ast.AST) -> bool:
+    return isinstance(node, ast.expr) and cut_of(source, node)[0] in ("index", "comparison", "integer")
 
 
 def _tensor_beside(place: Expression, edit: Edit, joined: Statement | None) -> Lines:
