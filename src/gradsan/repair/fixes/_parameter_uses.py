@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 
+from gradsan.source.flow.scopes import flag_owner
 from gradsan.source.identifiers import leaf_name, parameters
 from gradsan.source.rewrite.given import have_a_common_part, networks_of, stepped_optimizer
 from gradsan.source.tree import FunctionNode, SourceFile
@@ -52,16 +53,11 @@ def _names(source: SourceFile, node: ast.AST, wanted: set[str]) -> bool:
 
 def _handed_on(node: ast.AST) -> Iterator[ast.expr]:
     """What is read so, but by loops that freeze or unfreeze it."""
-    loops = [one for one in ast.walk(node) if isinstance(one, ast.For) and all(map(_sets_flag, one.body))]
+    loops = [one for one in ast.walk(node) if isinstance(one, ast.For) and all(map(flag_owner, one.body))]
     flagged = {part for one in loops for part in ast.walk(one.iter)}
     for part in ast.walk(node):
         if isinstance(part, ast.Attribute) and part.attr in HANDING_ON and part not in flagged:
             yield part.value
-
-
-def _sets_flag(node: ast.stmt) -> bool:
-    flag = node.targets[0] if isinstance(node, ast.Assign) else getattr(getattr(node, "value", None), "func", None)
-    return isinstance(flag, ast.Attribute) and flag.attr in ("requires_grad", "requires_grad_")
 
 
 def _is_of_gradients(node: ast.AST) -> bool:

@@ -18,6 +18,7 @@ from gradsan.model import Diagnosis, Fix, Label, Lines
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Change, Edit, changed_lines, edited, with_keyword
 from gradsan.source.flow.modules import inplace_attribute_false, inplace_layers_false
+from gradsan.source.flow.scopes import flag_owner
 from gradsan.source.flow.writing import definition_of
 from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import Expression, expressions_at, statement_at
@@ -250,13 +251,8 @@ def _setting_flag(label: Label) -> blocks.Placed | None:
     place = next(iter(blocks.placements(label)), None)
     if label.role != "used" or place is None or not is_whole_lines(place.source, place.statement):
         return None
-    statement = place.statement
-    flag = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        flag = statement.value.func
-    if not isinstance(flag, ast.Attribute) or flag.attr not in ("requires_grad", "requires_grad_"):
-        return None
-    return place if place.source.text(flag.value) == label.message.values.get("name") else None
+    owner = flag_owner(place.statement)
+    return place if owner is not None and place.source.text(owner) == label.message.values.get("name") else None
 
 
 def _made_floating(label: Label) -> Lines:

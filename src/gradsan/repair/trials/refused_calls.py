@@ -29,16 +29,13 @@ def apart(source: Any, written: Any) -> Any:
     return source.clone() if is_shared else source
 
 
-def _copied(tensor: torch.Tensor, memo: dict[int, Any] | None = None) -> torch.Tensor:
+def _copied(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
     """A copy with the graph, so that a loss trains what is behind it as the copied tensor would."""
-    copy = tensor.clone()
-    if memo is not None:
-        memo[id(tensor)] = copy
-    return copy
+    return tensor.clone()
 
 
-def _copied_plain(tensor: torch.Tensor, memo: dict[int, Any] | None = None) -> torch.Tensor:
-    return _copied(tensor.detach(), memo)
+def _copied_plain(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
+    return tensor.detach().clone()
 
 
 def _cut(tensor: torch.Tensor, *_: Any) -> torch.Tensor:

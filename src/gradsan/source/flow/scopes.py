@@ -183,21 +183,22 @@ def parts_known(known: Mapping[str, _Known], callee: ast.expr, scope: Scope) -> 
     return {f"self.{name.removeprefix(owner)}": one for name, one in known.items() if name.startswith(owner)}
 
 
+def flag_owner(node: ast.stmt) -> ast.expr | None:
+    """``x`` of ``x.requires_grad = …`` and of ``x.requires_grad_(…)``; None for any other statement."""
+    flag: ast.expr | None = None
+    if isinstance(node, ast.Assign) and len(node.targets) == 1:
+        flag = node.targets[0]
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        flag = node.value.func
+    wanted = "requires_grad" if isinstance(node, ast.Assign) else "requires_grad_"
+    return flag.value if isinstance(flag, ast.Attribute) and flag.attr == wanted else None
+
+
 def set_later(scope: Scope, key: str) -> list[ast.stmt]:
     """The statements of the function that set ``key.requires_grad``, in order."""
     body: FunctionNode | ast.Module = scope.source.module if scope.function is None else scope.function
-    found: list[ast.stmt] = []
-    for node in local_nodes(body):
-        if isinstance(node, ast.Assign) and any(chain_key(target) == f"{key}.requires_grad" for target in node.targets):
-            found.append(node)
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            function = node.value.func
-            if (
-                isinstance(function, ast.Attribute)
-                and function.attr == "requires_grad_"
-                and chain_key(function.value) == key
-            ):
-                found.append(node)
+    nodes = (one for one in local_nodes(body) if isinstance(one, ast.stmt))
+    found = [one for one in nodes if (owner := flag_owner(one)) is not None and chain_key(owner) == key]
     return sorted(found, key=lambda node: node.lineno)
 
 

@@ -30,17 +30,11 @@ def part_out_of_place(frame: Frame, op: str, index_is_tensor: bool | None = None
     ``select_scatter`` or ``slice_scatter``, a mask ``masked_fill`` or ``index_put``, positions ``index_put``. None
     where none of these is equivalent in one line. The notes of the change are those of ``out_of_place``.
     """
-    found = target_at(frame, op)
+    found = _part_written(frame, op)
     if found is None:
         return None
-    source, place = found[0].source, found[0].node
-    statement = source.statement(place)
-    if statement is None:
-        return None
-    part, value = _part_and_value(source, statement, place)
-    if part is None or value is None or not can_rebind(source, part.value):
-        return None
-    if source.text(found[1].node) not in (source.text(part), source.text(part.value)):
+    source, statement, target, part, value = found
+    if not can_rebind(source, part.value) or source.text(target) not in (source.text(part), source.text(part.value)):
         return None
     new = _with_part(source, part, value, index_is_tensor)
     if new is None:
@@ -55,16 +49,14 @@ def member_out_of_place(frame: Frame, op: str) -> Change | None:
 
     A hook of a tensor is given that alone.
     """
-    found = target_at(frame, op)
-    statement = None if found is None else found[0].source.statement(found[0].node)
-    if found is None or statement is None:
+    found = _part_written(frame, op)
+    if found is None:
         return None
-    source = found[0].source
-    part, value = _part_and_value(source, statement, found[0].node)
+    source, statement, _, part, value = found
     function = source.function(statement)
     given = [] if function is None else [one for one in parameters(function) if one not in ("self", "cls")]
-    name, index = (None, None) if part is None else (chain_key(part.value), constant_key(part.slice))
-    if name not in given[1:] or value is None or not isinstance(index, int) or index < 0:
+    name, index = chain_key(part.value), constant_key(part.slice)
+    if name not in given[1:] or not isinstance(index, int) or index < 0:
         return None
     before = f"*{name}[:{index}], " if index else ""
     text = f"{name} = ({before}{value}, *{name}[{index + 1}:])"
@@ -76,21 +68,17 @@ def mask_out_of_place(frame: Frame, op: str, *, is_of_rows: bool) -> Change | No
 
     With ``is_of_rows`` for a mask that has one dimension less than ``x``. Only a run shows whether the index is a mask.
     """
-    found = target_at(frame, op)
-    statement = None if found is None else found[0].source.statement(found[0].node)
-    if found is None or statement is None:
+    found = _part_written(frame, op)
+    if found is None or not can_rebind(found[0], found[3].value):
         return None
-    source = found[0].source
-    part, value = _part_and_value(source, statement, found[0].node)
-    if part is None or value is None or not can_rebind(source, part.value):
-        return None
+    source, statement, target, part, value = found
     name, index = source.text(part.value), part.slice
     is_single = isinstance(index, TAKES_A_METHOD_CALL) or _is_mask(index)
     if (
         not is_single
         or _is_position(source, index)
         or not _is_number(value)
-        or source.text(found[1].node) not in (source.text(part), name)
+        or source.text(target) not in (source.text(part), name)
     ):
         return None
     mask = source.text(index)
@@ -126,6 +114,16 @@ def whole_of_part(source: SourceFile, statement: ast.stmt, place: ast.AST) -> st
     """The whole tensor's new value for a statement that writes to a part of it; None for any other statement."""
     part, value = _part_and_value(source, statement, place)
     return None if part is None or value is None else _with_part(source, part, value, None)
+
+
+def _part_written(frame: Frame, op: str) -> tuple[SourceFile, ast.stmt, ast.expr, ast.Subscript, str] | None:
+    """The statement at ``frame`` that writes a part: what it writes, that part, and its new value's text."""
+    found = target_at(frame, op)
+    statement = None if found is None else found[0].source.statement(found[0].node)
+    if found is None or statement is None:
+        return None
+    part, value = _part_and_value(found[0].source, statement, found[0].node)
+    return None if part is None or value is None else (found[0].source, statement, found[1].node, part, value)
 
 
 def _part_and_value(source: SourceFile, statement: ast.stmt, place: ast.AST) -> tuple[ast.Subscript | None, str | None]:

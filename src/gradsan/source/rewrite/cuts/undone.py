@@ -10,6 +10,7 @@ from gradsan.model import Frame, Lines
 from gradsan.source.change import Change, Edit, changed_lines, edited, edited_lines, with_keyword
 from gradsan.source.flow.cuts import NEW_TENSOR, cut_of
 from gradsan.source.flow.reaching import reaching
+from gradsan.source.flow.scopes import flag_owner
 from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, consumed_names, leaf_name, local_nodes
 from gradsan.source.intent.conditions import context_around
 from gradsan.source.locate import Expression, Statement, expression_at, statement_at
@@ -33,7 +34,8 @@ def flag_before_use(frame: Frame, name: str) -> Lines:
     if statement is None or scope is None:
         return ()
     source, nodes = statement.source, [one for one in local_nodes(scope) if isinstance(one, ast.stmt)]
-    setting = [one for one in nodes if one.lineno < frame.line and _sets_flag_of(one, name)]
+    earlier = [(one, flag_owner(one)) for one in nodes if one.lineno < frame.line]
+    setting = [one for one, owner in earlier if owner is not None and chain_key(owner) == name]
     parent, field = source.parents[setting[-1]] if setting else (None, "")
     block = getattr(parent, field, None)
     if not isinstance(block, list) or not is_whole_lines(source, setting[-1]):
@@ -47,16 +49,6 @@ def flag_before_use(frame: Frame, name: str) -> Lines:
     text = f"{source.indent(first)}{source.text(setting[-1])}\n{source.lines[first.line - 1]}"
     gone = [(source.file, line, "") for line in range(own.line, own.end_line + 1)]
     return ((source.file, first.line, text), *gone)
-
-
-def _sets_flag_of(node: ast.stmt, name: str) -> bool:
-    flag: ast.expr | None = None
-    if isinstance(node, ast.Assign):
-        flag = node.targets[0]
-    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        flag = node.value.func
-    is_flag = isinstance(flag, ast.Attribute) and flag.attr in ("requires_grad", "requires_grad_")
-    return is_flag and isinstance(flag, ast.Attribute) and chain_key(flag.value) == name
 
 
 def undone(frame: Frame, kind: str, operand: str = "") -> Change | None:
