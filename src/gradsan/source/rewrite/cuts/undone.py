@@ -137,7 +137,10 @@ def _tensor_beside(place: Expression, edit: Edit, joined: Statement | None) -> L
 
 
 def _recorded(mode: Frame, place: Expression) -> Lines:
-    """The statement of ``place`` outside of the ``no_grad`` at ``mode``, with others that only compute values."""
+    """The statement of ``place`` outside of the ``no_grad`` at ``mode``, or all where they compute one value in steps.
+
+    What a teacher computes beside it has its reason to stay.
+    """
     change = undone(mode, "no_grad", place.text)
     if change is not None:
         return changed_lines(mode.file, change)
@@ -146,7 +149,11 @@ def _recorded(mode: Frame, place: Expression) -> Lines:
     if block is None or len(block.items) != 1 or source.span(block).line != mode.line or mode.file != source.file:
         return ()
     around, first = source.span(block), source.span(block.body[0])
-    if first.line == around.line or not all(isinstance(one, ast.Assign) for one in block.body):
+    names = set(assigned_names(place.statement))
+    for one in block.body[block.body.index(place.statement) :] if place.statement in block.body else ():
+        names |= set(assigned_names(one)) if names & set(consumed_names(one)) else set()
+    is_one_value = all(isinstance(one, ast.Assign) and names >= set(assigned_names(one)) for one in block.body)
+    if first.line == around.line or not is_one_value:
         return ()
     deeper, last = first.column - around.column, source.span(block.body[-1]).end_line
     edits = [Edit(Span(around.line, 1, first.line, 1), "")]
