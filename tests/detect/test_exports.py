@@ -128,3 +128,22 @@ def test_two_arrays_that_one_line_hands_out_are_one_finding_whose_change_copies_
     first, second = found.fixes
     assert first.lines[0][2].strip() == "return torch.from_numpy(held).clone(), torch.from_numpy(marks).clone()"
     assert "cross_entropy(model(inputs.clone()), labels.clone())" in second.lines[0][2]
+
+
+def test_an_array_shared_once_and_filled_in_a_loop_is_copied_where_it_is_read() -> None:
+    class Camera:
+        def __init__(self) -> None:
+            self.pixels = np.zeros((2, 3), np.float32)
+            self.frame = torch.from_numpy(self.pixels)
+
+    model = torch.nn.Linear(3, 2)
+    with gradsan.watch() as watch:
+        camera, loss = Camera(), torch.zeros(())
+        for number in range(2):
+            camera.pixels += number + 1
+            loss = loss + model(camera.frame).square().sum()
+        loss.backward()
+    (found,) = watch.diagnoses
+    first, second = found.fixes
+    assert "model(camera.frame.clone())" in first.lines[0][2]
+    assert "torch.from_numpy(self.pixels).clone()" in second.lines[0][2]

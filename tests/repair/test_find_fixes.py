@@ -655,6 +655,7 @@ def test_silent_faults_are_mended_too(tmp_path, monkeypatch):
     found = search(tmp_path, monkeypatch, fused)
     assert found.exception is None
     assert found.diagnoses[0].code == "GS205"
+    assert not {"out_of_place", "clone_before_mutation"} & {fix.kind for fix in found.diagnoses[0].fixes}
     assert passed(found)[0] == ("reorder_step", "preserved")
     [written] = [label for label in found.diagnoses[0].labels if label.role == "written"]
     assert "Adam updated" in say(written.message, "en")

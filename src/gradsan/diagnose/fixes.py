@@ -11,7 +11,8 @@ from gradsan import source
 from gradsan.diagnose import needs
 from gradsan.diagnose.carriers import Carrier, cut
 from gradsan.diagnose.facts import Facts
-from gradsan.diagnose.names import operands_at_save, result_at_save
+from gradsan.diagnose.names import operands_at_save, result_at_save, shared_level
+from gradsan.diagnose.value_fixes import recorded_by_name
 from gradsan.model import Fix, Frame, Lines, Message, Site, Write
 
 _GIVEN = frozenset({"input", "mat1", "self"})
@@ -35,6 +36,10 @@ def instead_of_overwriting(facts: Facts, *, copy_first: bool = False) -> tuple[F
     writes = facts.writes or facts.missed
     tensor = facts.conflict.save.tensor
     is_unrecorded = writes and not any(write.grad_enabled or _is_in_function(write.site) for write in writes)
+    has_graph = facts.conflict.save.is_output or (tensor.requires_grad and not tensor.is_leaf)
+    recorded = recorded_by_name(facts) if has_graph else ()
+    if recorded:
+        return (*recorded, *_copy_for_autograd(facts))
     if facts.conflict.save.is_output and is_unrecorded:
         # A name bound anew where autograd records nothing would have no graph.
         return (_fix("record_the_change", "changed", facts, ()), *_copy_for_autograd(facts))
@@ -94,11 +99,27 @@ def instead_of_writing_buffer(facts: Facts) -> tuple[Fix, ...]:
 
 
 def copy_handed_out(facts: Facts) -> tuple[Fix, ...]:
-    """Pass NumPy, DLPack or a buffer a copy with memory of its own."""
-    copies = _each_line(facts.writes or facts.missed, lambda write, frame: source.clone_handed_out(frame, write.op))
+    """Pass NumPy, DLPack or a buffer a copy with memory of its own.
+
+    Memory shared once and used in a loop is meant to be written: there a copy of each use comes first.
+    """
+    writes = facts.writes or facts.missed
+    copies = _each_line(writes, lambda write, frame: source.clone_handed_out(frame, write.op))
     if not copies.lines:
         return ()
-    return (_fix("clone_before_mutation", "preserved", facts, copies.lines, summary="help.copy_handed_out"),)
+    is_each_round = any(_is_shared_each_round(write.site, facts.conflict.save.site) for write in writes)
+    at_use = () if is_each_round else _copy_for_autograd(facts)
+    return (*at_use, _fix("clone_before_mutation", "preserved", facts, copies.lines, summary="help.copy_handed_out"))
+
+
+def _is_shared_each_round(shared: Site, saved: Site) -> bool:
+    """Whether the value is saved in the round in which its memory was shared, as far as loops show."""
+    level = shared_level(shared.user_frames, saved.user_frames)
+    if level < 0:
+        return False
+    places = [source.statement_at(one) for one in saved.user_frames[level + 1 :]]
+    is_later = any(one is not None and one.loops for one in places)
+    return not is_later and source.in_same_loops(shared.user_frames[level], saved.user_frames[level])
 
 
 def disable_inplace_module(facts: Facts, writer: str) -> tuple[Fix, ...]:

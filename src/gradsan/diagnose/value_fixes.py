@@ -21,6 +21,8 @@ does, where either may be meant."""
 def for_unrecorded(facts: Facts, name: str | Message) -> tuple[Fix, ...]:
     """Let autograd record the change, or change a copy of the value."""
     values = {"name": name}
+    if found := recorded_by_name(facts):
+        return (*found, Fix.worded("help.change_a_copy", values))
     if facts.first is not None and not facts.first.grad_enabled:
         return (Fix.worded("help.record_the_change", values), Fix.worded("help.change_a_copy", values))
     return (Fix.worded("help.change_a_copy", values), Fix.worded("help.record_the_change", values))
@@ -28,12 +30,23 @@ def for_unrecorded(facts: Facts, name: str | Message) -> tuple[Fix, ...]:
 
 def recorded(facts: Facts, name: str | Message) -> tuple[Fix, ...]:
     """Compute a new tensor where the old one was written past autograd."""
+    if found := recorded_by_name(facts):
+        return found
     frame, write = _written_at(facts), facts.first
     change = None if frame is None or write is None else source.recorded(frame, write.op)
     places = {(one.user_frame.file, one.user_frame.line) for one in _sites(facts) if one.user_frame is not None}
     if change is None or frame is None or change.notes or len(places) != 1:
         return (Fix.worded("help.record_the_change", {"name": name}),)
     return (Fix.worded("help.record_the_change", {"name": name}, source.changed_lines(frame.file, change)),)
+
+
+def recorded_by_name(facts: Facts) -> tuple[Fix, ...]:
+    """The same for all writes, where the source shows the tensor's own name for each of them; else empty."""
+    sites = _sites(facts)
+    written = zip([site.shown_frame for site in sites], facts.writes or facts.missed, strict=True)
+    lines = source.recorded_by_name([(frame, write.op) for frame, write in written if frame is not None])
+    name = lines[-1][2].partition(" = ")[0].strip() if lines else ""
+    return (Fix.worded("help.record_the_change", {"name": name}, lines),) if lines else ()
 
 
 def _sites(facts: Facts) -> list[Site]:

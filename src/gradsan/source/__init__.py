@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from gradsan.source.rewrite.copied import *
     from gradsan.source.rewrite.cuts.uncut import *
     from gradsan.source.rewrite.cuts.undone import *
+    from gradsan.source.rewrite.cuts.unrecorded import *
     from gradsan.source.rewrite.detached import *
     from gradsan.source.rewrite.filled import *
     from gradsan.source.rewrite.functions import *
@@ -162,6 +163,7 @@ _NAMES = {
     "rewrite.suggest": ("clone_at_save clone_before detach_at drop_keyword has_keyword inplace_false switch_on_before"),
     "rewrite.cuts.undone": "flag_before_use graph_restored undone undone_numbers",
     "rewrite.cuts.uncut": "Uncut cut_at_use detach_compared detach_given detach_held read_with_graph term_uncut",
+    "rewrite.cuts.unrecorded": "recorded_by_name",
     "rewrite.unused": "kept_without_gradient",
     "rewrite.updates": "is_put_back stands_before_its_backward steps_again under_no_grad updated_in_place",
     "tree": "is_cell source_line source_lines",

@@ -28,6 +28,7 @@ from functools import partial
 
 from gradsan.diagnose import build, fixes, suspects, value_fixes
 from gradsan.diagnose import labels as label_texts
+from gradsan.diagnose.causes.updates import instead_of_update
 from gradsan.diagnose.facts import Facts
 from gradsan.model import Diagnosis, Fix, Message, Severity, Site
 
@@ -48,11 +49,20 @@ def diagnosis(facts: Facts, code: str, slug: str, instead: tuple[Fix, ...] = ())
         values={"writer": writes[0].op if writes else "?"},
         labels=label_texts.standard(facts, writes=writes),
         explanation="written_unchanged" if facts.conflict.unchanged else None,
-        fixes=(*instead, *(fix for fix in fixes.instead_of_overwriting(facts) if fix.lines or not instead)),
+        fixes=_fixes(facts, instead),
     )
     if not facts.conflict.unchanged:
         return found
     return replace(found, title=Message("title.written_unchanged", found.title.values))
+
+
+def _fixes(facts: Facts, instead: tuple[Fix, ...]) -> tuple[Fix, ...]:
+    if facts.name_kind == "parameter" and facts.updates and not instead:
+        return instead_of_update(facts)
+    general = fixes.instead_of_overwriting(facts)
+    # Nothing has to change where the values are what they were.
+    others = (fix for fix in general if fix.lines or not (instead or facts.conflict.unchanged))
+    return (*instead, *(fix for fix in others if fix not in instead))
 
 
 def _severity(facts: Facts) -> Severity:
@@ -70,8 +80,8 @@ def data_attribute(facts: Facts) -> Diagnosis | None:
     if found is None or not has_graph or facts.conflict.unchanged or facts.name_kind == "parameter":
         return found
     # The written value has a graph: the write may have been meant as a part of it, which no copy achieves.
-    recorded = value_fixes.recorded(facts, facts.name)
-    return replace(found, fixes=(*recorded, *map(_leaving_it_unrecorded, found.fixes)))
+    others = [fix for fix in found.fixes if fix.kind != "record_the_change"]
+    return replace(found, fixes=(*value_fixes.recorded(facts, facts.name), *map(_leaving_it_unrecorded, others)))
 
 
 def _leaving_it_unrecorded(fix: Fix) -> Fix:

@@ -41,7 +41,7 @@ def step_between_forward_and_backward(facts: Facts) -> Diagnosis | None:
         explanation=words,
         values={"update": label_texts.update_name(facts, update)},
         labels=_labels(facts),
-        fixes=_fixes(facts) if update else (),
+        fixes=instead_of_update(facts) if update else (),
         notes=tuple(notes),
     )
 
@@ -62,7 +62,7 @@ def _labels(facts: Facts) -> tuple[Label, ...]:
     return (*saved, *written, *used)
 
 
-def _fixes(facts: Facts) -> tuple[Fix, ...]:
+def instead_of_update(facts: Facts) -> tuple[Fix, ...]:
     """The fixes: first those that preserve the rest of the training, last those that may affect other losses."""
     again, reorder = fixes.recompute_forward(facts), fixes.advice(facts, "reorder_step", "changed")
     once = _built_once(facts)

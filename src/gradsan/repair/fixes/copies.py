@@ -14,11 +14,12 @@ from gradsan.model import Diagnosis, Fix, Label, Lines, Message
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Change, Edit, changed_lines, edited, text_with
 from gradsan.source.flow.collected import is_kept_each_round
-from gradsan.source.flow.targets import Target, target_at
+from gradsan.source.flow.targets import Target, target_at, written_expression
 from gradsan.source.flow.writing import reads_gradient, writing_at
 from gradsan.source.identifiers import imported_as, leaf_name
 from gradsan.source.locate import Expression, expressions_at, frame_of
 from gradsan.source.rewrite.copied import clone_argument, clone_given, clone_returned, cloned
+from gradsan.source.rewrite.leaves import reads_later
 from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.rewrite.out_of_place import out_of_place, recorded
 from gradsan.source.rewrite.rebinding import can_rebind, notes_on_rebinding
@@ -175,6 +176,8 @@ def anew_for_context(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 def record_change(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     """The write outside of its ``no_grad`` block, out of place; without ``.data``, to a copy; an alias made anew."""
     written = blocks.labels(diagnosis, "written")
+    if any(fix.kind == "record_the_change" and fix.lines for fix in diagnosis.fixes):
+        return ()
     if (diagnosis.cause == "no_grad_write" and len(written) > 1) or diagnosis.cause == "result_overwritten":
         lines = _whole_block(written) or (_all_recorded(written[0]) if written else ())
         values = {"name": "?" if diagnosis.tensor is None else diagnosis.tensor.name or "?"}
@@ -262,6 +265,8 @@ def _all_recorded(label: Label) -> Lines:
 
 def _new_or_copy(label: Label) -> list[Change]:
     frame, op = label.frame, label.op or ""
+    if (name := written_expression(frame, op)) is not None and not reads_later(frame, name):
+        return []  # The new value would be nobody's.
     whole = out_of_place(frame, op)
     # What kind of index it is, only a run shows.
     changes = (whole, clone_before(frame, op), part_out_of_place(frame, op) if whole is None else None)
