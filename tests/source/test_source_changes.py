@@ -322,6 +322,8 @@ def test_no_clone_before_where_there_is_no_place_or_name(tmp_path, text, op):
         ("hs.append(h)", "hs", "tensor", "hs.append(h.detach())"),
         ("hs.append(a + b)", "hs", "tensor", "hs.append((a + b).detach())"),
         ("mem[i] = v", "mem", "tensor", "mem[i] = v.detach()"),
+        ("mem[i] = h[j]", "mem", "dict", "mem[i] = h[j].detach()"),
+        ("mem[i] = hc", "mem", "dict/tuple", "mem[i] = tuple(s.detach() for s in hc)"),
         ("mem.copy_(v)", "mem", "tensor", "mem.copy_(v.detach())"),
         ("while (h := f(h)) is not None: pass", "h", "tensor", "while (h := f(h).detach()) is not None: pass"),
         # A line of its own after the statement:

@@ -185,13 +185,13 @@ def _statement(source: SourceFile, node: ast.stmt, frame: Frame) -> Statement:
 
 def frame_of(source: SourceFile, node: ast.stmt, like: Frame) -> Frame:
     """The frame at a statement of the file of ``like``."""
-    place = source.span(node)
+    place, scope = source.span(node), source.scope_name(node)
     # A compound statement is located at its header's line, though it ends with its block.
     has_block = hasattr(node, "body")
     return replace(
         like,
         line=place.line,
-        function=source.scope_name(node),
+        function=like.function if scope_of(like) == scope else scope,  # with its class, as other frames of it
         column=None if has_block else place.column,
         end_line=None if has_block else place.end_line,
         end_column=None if has_block else place.end_column,

@@ -114,6 +114,8 @@ def detach_at(frame: Frame, name: str, shape: Shape | None = None) -> Change | N
         return None
     source, node = statement.source, statement.node
     shape = shape or shape_in_source(source, binding) or "tensor"
+    if not binding.replaces and binding.method is None and shape.startswith(("dict", "defaultdict", "list")):
+        shape = shape.partition("/")[2] or "tensor"
     if shape == "object":
         cut = object_cut(source, name)
         return (
