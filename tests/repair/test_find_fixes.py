@@ -291,6 +291,13 @@ for _ in range(3):
     (along,) = torch.autograd.grad(w.exp().sum(), w)
     w -= 0.1 * along
 """,
+    "rows of an expanded view of a leaf": """
+net, prior = torch.nn.Linear(2, 3), torch.zeros(3, requires_grad=True)
+shift = prior.expand(4, 3)
+for row in range(3):
+    shift[row, row:] = -9.0
+(net(torch.randn(4, 2)) + shift).log_softmax(1).mean().backward()
+""",
     "gradients of samples under vmap, which have no values of their own": """
 w = torch.ones(3, requires_grad=True)
 def loss_of(w, x):

@@ -68,7 +68,7 @@ def reference_for(request: Request, faults: Sequence[Diagnosis]) -> Request:
             is_new = of_layer or first in ("out_of_place", "clone_before_mutation")
             allowances.add("renew_leaves" if is_new else "write_leaves")
             if is_new and fault.title.key == "title.leaf_view_written":
-                allowances.add("own_leaf_views")
+                allowances |= {"own_leaf_views", "own_memory"}  # what repeats the leaf is written row by row
             written = (label for label in fault.labels if label.role == "written")
             # Of a function (``relu(x, inplace=True)``, no method ``relu_``) the result is meant.
             if is_new and (

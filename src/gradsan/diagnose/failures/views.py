@@ -26,6 +26,7 @@ from collections.abc import Mapping
 from gradsan import heuristics, source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts, statements
+from gradsan.diagnose.failures.expanded import copy_where_made
 from gradsan.model import Clue, Diagnosis, Failure, Fix, Message
 
 
@@ -270,10 +271,14 @@ def _is_for_forward(failure: Failure) -> bool:
     name = None if target is None else target.name
     if frame is None or name is None or _op(failure) in parts.PROJECTING or not source.reads_later(frame, name):
         return False
-    if made is not None and (made.op or "").startswith("Expand"):
+    if _is_expanded(made):
         return True
     # A view that is filled needs nothing of the leaf: the values are meant for that.
     return _is_in_forward(failure) and _op(failure) not in parts.FILLING and _is_base_read(failure) is False
+
+
+def _is_expanded(made: Clue | None) -> bool:
+    return made is not None and (made.op or "").startswith("Expand")
 
 
 def _is_in_forward(failure: Failure) -> bool:
@@ -353,6 +358,8 @@ def _fixes(failure: Failure, purpose: str, values: Mapping[str, object]) -> tupl
     learns = (target is not None and bool(target.values.get("value_learns"))) or _is_by_second_name(failure)
     if _is_view_of_leaf(failure) and _is_base_read(failure) and not learns:
         return (outside,)
+    if purpose != "checkpoint" and _is_view_of_leaf(failure) and _is_expanded(failure.clue("made")):
+        new = (*(one for one in copy_where_made(failure, values) if one.lines), *new)
     if purpose == "checkpoint" or learns or _is_view_of_leaf(failure):
         return new
     return (outside, *new) if _is_for_caller(failure) else (*new, outside)

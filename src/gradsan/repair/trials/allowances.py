@@ -294,9 +294,8 @@ class _Carrying(TorchFunctionMode):
         if "single_views" in self._wanted and name in _SPLITTING:
             return _one_by_one(result)
         if "own_memory" in self._wanted:
-            return (
-                type(result)(map(_in_own_memory, result)) if type(result) in (list, tuple) else _in_own_memory(result)
-            )
+            is_several = type(result) in (list, tuple)
+            result = type(result)(map(_in_own_memory, result)) if is_several else _in_own_memory(result)
         if self._own_results is not None and "own_views" in self._wanted:
             return self._own_results.copies(result)
         if "own_leaf_views" in self._wanted and _is_recorded_view_of_leaf(result):
