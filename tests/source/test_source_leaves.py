@@ -45,6 +45,20 @@ CHANGED = {
     ),
     "bounded, and written": ("w = nn.Parameter(a).exp()\ny = w * x\nw.clamp_(0, 1)", None),
     "masked, with no reader": ("w = nn.Parameter(torch.randn(3)).mul(x > 0)", None),
+    "each of a list": (
+        "ws = [torch.ones(n, requires_grad=True).to(d) for n in (2, 3)]",
+        "ws = [torch.ones(n).to(d).requires_grad_() for n in (2, 3)]",
+    ),
+    "beside a leaf": (
+        "ws = [nn.Parameter(a), nn.Parameter(b) / 2, c]",
+        "ws = [nn.Parameter(a), nn.Parameter(b / 2), c]",
+    ),
+    "by name": (
+        "ws = {k: torch.ones(2, requires_grad=True) * 0.1 for k in ks}",
+        "ws = {k: (torch.ones(2) * 0.1).requires_grad_() for k in ks}",
+    ),
+    "appended": ("ws.append(nn.Parameter(a).cuda())", "ws.append(nn.Parameter(a.cuda()))"),
+    "bounded in a list": ("ws = [nn.Parameter(a).exp() for a in b]\ny = ws[0]", None),
     "a leaf": ("w = nn.Parameter(torch.randn(3))", None),
     "two leaves": ("w = nn.Parameter(a) * nn.Parameter(b)", None),
     "bounded, with numbers drawn": ("w = torch.lerp(nn.Parameter(a), torch.rand(3), 0.5)\ny = w.sum()", None),

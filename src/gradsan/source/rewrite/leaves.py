@@ -23,17 +23,7 @@ _SCALED = (ast.Add, ast.Sub, ast.Mult, ast.Div)
 _KEEPS_MEANING = frozenset(
     {
         *("bfloat16", "clone", "contiguous", "cpu", "cuda", "double", "float", "half", "requires_grad_", "to", "type"),
-        *(
-            "flatten",
-            "permute",
-            "reshape",
-            "squeeze",
-            "swapaxes",
-            "t",
-            "transpose",
-            "unsqueeze",
-            "view",
-        ),
+        *("flatten", "permute", "reshape", "squeeze", "swapaxes", "t", "transpose", "unsqueeze", "view"),
         *("add", "div", "mul", "neg", "sub"),
     }
 )
@@ -53,25 +43,44 @@ def leaf_alone(frame: Frame) -> Change | None:
 
     ``w = torch.randn(3, requires_grad=True) / 2`` becomes ``w = (torch.randn(3) / 2).requires_grad_()``. Where another
     function bounds the leaf, ``self.scale = nn.Parameter(torch.zeros(1)).exp()``, the leaf is bound by itself, and what
-    reads it computes ``self.scale.exp()``. None where the value has no such part, or several, or is one itself.
+    reads it computes ``self.scale.exp()``. None where the value has no such part, or several, or is one itself. So are
+    the elements of a list or a dict, of a comprehension, and what is appended.
     """
     statement = statement_at(frame)
-    if statement is None or not isinstance(statement.node, (ast.Assign, ast.AnnAssign)):
+    values = [] if statement is None else list(_values_in(statement.node))
+    parts = [(value, leaves) for value in values if (leaves := list(_leaves_in(value))) and leaves[0] is not value]
+    if statement is None or not parts or any(len(leaves) > 1 for _, leaves in parts):
         return None
-    source, value = statement.source, statement.node.value
-    parts = [] if value is None else list(_leaves_in(value))
-    if value is None or len(parts) != 1 or parts[0] is value:
-        return None
-    if not _keeps_meaning(source, parts[0], value):
-        return _computed_by_readers(statement, value, parts[0])
-    edit = _as_data(source, parts[0])
+    source = statement.source
+    if not all(_keeps_meaning(source, leaves[0], value) for value, leaves in parts):
+        is_bound = values == [getattr(statement.node, "value", None)]
+        return _computed_by_readers(statement, values[0], parts[0][1][0]) if is_bound else None
+    edits = [_result_as_leaf(source, leaves[0], value) for value, leaves in parts]
+    return None if None in edits else edited(source, [one for one in edits if one is not None], "leaf_alone")
+
+
+def _values_in(node: ast.stmt) -> Iterator[ast.expr]:
+    """What a statement binds or appends; the elements of a display, and what a comprehension makes."""
+    value = node.value if isinstance(node, ast.Assign | ast.AnnAssign | ast.Expr) else None
+    if isinstance(node, ast.Expr):
+        is_added = isinstance(value, ast.Call) and leaf_name(value.func) == "append" and len(value.args) == 1
+        value = value.args[0] if isinstance(value, ast.Call) and is_added else None
+    if isinstance(value, ast.List | ast.Tuple):
+        yield from value.elts
+    elif isinstance(value, ast.Dict | ast.DictComp):
+        yield from value.values if isinstance(value, ast.Dict) else [value.value]
+    elif value is not None:
+        yield value.elt if isinstance(value, ast.ListComp) else value
+
+
+def _result_as_leaf(source: SourceFile, leaf: ast.Call, value: ast.expr) -> Edit | None:
+    edit = _as_data(source, leaf)
     if edit is None:
         return None
     data, whole = text_with(source, source.span(value), [edit]), source.span(value)
-    if leaf_name(parts[0].func) == "Parameter":
-        return edited(source, [Edit(whole, f"{ast.unparse(parts[0].func)}({data})")], "leaf_alone")
-    data = data if isinstance(value, _SINGLE) else f"({data})"
-    return edited(source, [Edit(whole, f"{data}.requires_grad_()")], "leaf_alone")
+    if leaf_name(leaf.func) == "Parameter":
+        return Edit(whole, f"{ast.unparse(leaf.func)}({data})")
+    return Edit(whole, f"{data if isinstance(value, _SINGLE) else f'({data})'}.requires_grad_()")
 
 
 def read_instead(frame: Frame, name: str, other: str) -> Change | None:
