@@ -101,7 +101,7 @@ def _perform(text: str, file: str) -> tuple[str, BaseException | None]:
     torch.set_num_threads(1)
     printed, raised = io.StringIO(), None
     module = {"__name__": "__main__", "__file__": file}
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()), torch.enable_grad():
         try:
             exec(compile(text, file, "exec", dont_inherit=True), module)
         except Exception as error:

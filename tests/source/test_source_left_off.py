@@ -4,7 +4,7 @@ import pytest
 
 from gradsan.model import Frame
 from gradsan.source.flow.cuts import grad_left_off
-from gradsan.source.rewrite.cuts.uncut import as_decorator
+from gradsan.source.rewrite.cuts.undone import as_decorator
 from gradsan.source.rewrite.out_of_place import result_out_of_place
 
 TRAIN = "import torch, other\ndef train(x):\n    loss = net(x).sum()\n    loss.backward()\n    {called}(x)\n"
@@ -16,6 +16,7 @@ HELPER = "{decorated}def checked(x):\n    {before}torch.set_grad_enabled(False)\
     [
         ("checked", "", "", "", 7, True),
         ("checked", "", "y = net(x)\n    ", "", 8, False),
+        ("checked", "", "net.eval()\n    ", "", 8, True),
         ("checked", "", "n = 2; ", "", 7, False),
         ("other.checked", "", "", "", None, False),
         ("another", "", "", "", None, False),

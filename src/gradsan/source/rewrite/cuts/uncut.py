@@ -394,26 +394,3 @@ def _calls_of(node: ast.stmt, name: str) -> list[ast.Call]:
 def _results_given(call: ast.Call, maker: str) -> list[ast.Call]:
     given = (*call.args, *(keyword.value for keyword in call.keywords))
     return [one for one in given if isinstance(one, ast.Call) and leaf_name(one.func) == maker]
-
-
-def as_decorator(frame: Frame) -> Change | None:
-    """``torch.set_grad_enabled(False)`` at ``frame``, with which a function begins that computes no gradients.
-
-    It is put before the function, as its decorator.
-    """
-    statement = statement_at(frame)
-    function = None if statement is None else statement.function
-    call = None if statement is None else getattr(statement.node, "value", None)
-    if statement is None or not isinstance(function, ast.FunctionDef) or not isinstance(call, ast.Call):
-        return None
-    source, node = statement.source, statement.node
-    module = source.text(call.func).removesuffix("set_grad_enabled")
-    computes = {leaf_name(one.func) for one in ast.walk(function) if isinstance(one, ast.Call)} & {"backward", "grad"}
-    first = function.body[:1] if ast.get_docstring(function, clean=False) is None else function.body[1:2]
-    if computes or not module or [node] != first or function.body[-1] is node or function.decorator_list:
-        return None
-    if source.lines[node.lineno - 1].strip() != source.text(node):
-        return None
-    before = Span(node.lineno - 1, len(source.lines[node.lineno - 2]) + 1, node.lineno, source.span(node).end_column)
-    head = Edit.before(source.span(function), f"@{module}no_grad()\n{source.indent(function)}")
-    return edited(source, [head, Edit(before, "")], "undone")

@@ -14,7 +14,7 @@ from gradsan.source.flow.scopes import flag_owner
 from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, consumed_names, leaf_name, local_nodes
 from gradsan.source.intent.conditions import context_around
 from gradsan.source.locate import Expression, Statement, expression_at, statement_at
-from gradsan.source.rewrite.cuts.uncut import as_decorator, uncut_edits
+from gradsan.source.rewrite.cuts.uncut import uncut_edits
 from gradsan.source.rewrite.moving import computed_outside, is_whole_lines
 from gradsan.source.rewrite.renewing import fresh_name
 from gradsan.source.tree import SourceFile, Span, header_nodes, source_lines
@@ -68,6 +68,36 @@ def undone(frame: Frame, kind: str, operand: str = "") -> Change | None:
     place = expression_at(frame)
     edit = None if place is None else _edit(place, kind)
     return None if place is None or edit is None else edited(place.source, [edit], "undone")
+
+
+def as_decorator(frame: Frame) -> Change | None:
+    """``torch.set_grad_enabled(False)`` at ``frame``, with which a function begins that computes no gradients.
+
+    It is put before the function, as its decorator. Calls as ``model.eval()`` may stand before it.
+    """
+    statement = statement_at(frame)
+    function = None if statement is None else statement.function
+    call = None if statement is None else getattr(statement.node, "value", None)
+    if statement is None or not isinstance(function, ast.FunctionDef) or not isinstance(call, ast.Call):
+        return None
+    source, node = statement.source, statement.node
+    module = source.text(call.func).removesuffix("set_grad_enabled")
+    computes = {leaf_name(one.func) for one in ast.walk(function) if isinstance(one, ast.Call)} & {"backward", "grad"}
+    before = function.body[: function.body.index(node)] if node in function.body else [node]
+    is_begin = all(isinstance(one, ast.Expr) and _sets_mode(one.value) for one in before)
+    if computes or not module or not is_begin or function.body[-1] is node or function.decorator_list:
+        return None
+    if source.lines[node.lineno - 1].strip() != source.text(node):
+        return None
+    whole = Span(node.lineno - 1, len(source.lines[node.lineno - 2]) + 1, node.lineno, source.span(node).end_column)
+    head = Edit.before(source.span(function), f"@{module}no_grad()\n{source.indent(function)}")
+    return edited(source, [head, Edit(whole, "")], "undone")
+
+
+def _sets_mode(value: ast.expr) -> bool:
+    """Whether it is a docstring, or a call without a tensor."""
+    name = leaf_name(value.func) if isinstance(value, ast.Call) else None
+    return isinstance(value, ast.Constant) or name in ("eval", "manual_seed", "print")
 
 
 def graph_restored(frames: Sequence[Frame], how: str | None, joined: Frame | None = None) -> Lines:
