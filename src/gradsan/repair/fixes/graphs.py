@@ -284,7 +284,7 @@ def _depending(between: list[ast.stmt], wanted: set[str]) -> list[ast.stmt]:
     for position, node in enumerate(between):
         if position and isinstance(between[0], ast.Expr) and ".parameters()" in ast.unparse(node):
             continue  # an optimizer has the object, and not what its method has computed
-        if position == 0 or (blocks.names_read([node]) & tainted and not _is_detached(node)):
+        if position == 0 or (blocks.names_read([node]) & tainted and not _is_detached(node, tainted)):
             hanging.append(node)
             tainted |= _bound(node)
     needed = set(wanted)
@@ -296,9 +296,12 @@ def _depending(between: list[ast.stmt], wanted: set[str]) -> list[ast.stmt]:
     return chosen[::-1]
 
 
-def _is_detached(node: ast.stmt) -> bool:
-    call = getattr(node, "value", None) if isinstance(node, ast.Assign) else None
-    return isinstance(call, ast.Call) and getattr(call.func, "attr", None) in CUTTING
+def _is_detached(node: ast.stmt, names: set[str]) -> bool:
+    """Whether an assignment reads all of the names without their graph: ``w = 1 / residual.detach().norm()``."""
+    calls = (one for one in ast.walk(node) if isinstance(one, ast.Call))
+    cut = {part for one in calls if getattr(one.func, "attr", None) in CUTTING for part in ast.walk(one)}
+    reads = {one for one in ast.walk(node) if isinstance(one, ast.Name) and one.id in names}
+    return isinstance(node, ast.Assign) and bool(reads) and reads <= cut
 
 
 def _is_state(moving: Sequence[ast.stmt]) -> bool:
