@@ -111,6 +111,19 @@ class weak_storage:  # noqa: N801
         """Whether the storage has died."""
         return self._key is not None and bool(torch.UntypedStorage._expired(self._key))
 
+    def has_bytes_of(self, tensor: torch.Tensor, geometry: tuple[Any, ...]) -> bool:
+        """Whether the storage has, at the places of ``geometry`` (see :func:`weak_identity`), the bytes of a tensor."""
+        offset, shape, strides, size = geometry
+        locked = getattr(torch.UntypedStorage, "_new_with_weak_ptr", None)
+        storage = None if self._key is None or locked is None else locked(self._key)
+        same_form = strides is not None and shape == tuple(tensor.shape) and size == tensor.element_size()
+        if storage is None or not same_form or storage.device != tensor.device:
+            return False
+        with torch.no_grad():
+            held = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, offset, shape, strides)
+            now = tensor.detach().contiguous()
+            return torch.equal(held.contiguous().view(-1).view(torch.uint8), now.view(-1).view(torch.uint8))
+
     def __del__(self) -> None:
         """Release the weak reference, and with it the number."""
         if self._key is not None:

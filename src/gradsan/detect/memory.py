@@ -22,7 +22,7 @@ from gradsan.record import ledger
 from gradsan.record.detector import Detector, Run, Sweep
 from gradsan.record.ledger import GIVES_MEMORY
 from gradsan.record.listeners import watch_after
-from gradsan.record.log import RawStack, RawWrite, logged_writes
+from gradsan.record.log import Core, RawStack, RawWrite, logged_writes
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import symbolise
 
@@ -59,13 +59,16 @@ class Replaced(NamedTuple):
     sequence: int
     earlier: tuple[Earlier, ...] = ()
 
-    def is_given_back(self, tensor: torch.Tensor, is_since: Callable[[Any], bool]) -> bool:
-        """Whether the tensor has the very memory again that it had before the first replacement of those since."""
+    def is_given_back(self, tensor: torch.Tensor, is_since: Callable[[Any], bool], core: Core) -> bool:
+        """Whether the tensor has the memory that it had before the first replacement since then, or a copy of it."""
         first = next((at for at, one in enumerate(self.earlier) if is_since(one)), None)
         if first is None or (first == 0 and len(self.earlier) == _REPLACEMENTS_KEPT):
             return False
         before = self.earlier[first]
-        return before.memory is not None and not before.storage.expired() and before.memory == _memory(tensor)
+        if before.memory is None or before.storage.expired() or before.memory == _memory(tensor):
+            return before.memory is not None and not before.storage.expired()
+        is_written = any(raw.storage == before.memory[0] and is_since(raw) for raw in logged_writes(core))
+        return not is_written and before.storage.has_bytes_of(tensor, before.memory[1])
 
 
 class Uncounted(Detector):
@@ -176,8 +179,9 @@ class Uncounted(Detector):
         """Return the last replacement after a clock; None where there was none, or the tensor has its memory back."""
         clock, found = is_since, self.replacement_of(tensor)
         since = is_since if callable(is_since) else lambda one: one.clock > clock
-        is_due = found is not None and tensor is not None and since(found)
-        return found if found and tensor is not None and is_due and not found.is_given_back(tensor, since) else None
+        if found is None or tensor is None or not since(found):
+            return None
+        return None if found.is_given_back(tensor, since, self._core) else found
 
     def bypass_before(self, storage: int, clock: int) -> Bypass | None:
         """Return the last bypass of a storage before ``clock``; None where there was none."""

@@ -1,7 +1,8 @@
 """Rounds whose gradients are cleared without a step, over and over: until the end, the step was forgotten.
 
 Row: ``gradient_thrown_away``, with the roles of :mod:`gradsan.detect.gradients.spent_gradients`; ``stepped`` has no
-site, and ``gradient`` also ``is_chosen``: others are trained, and the program chooses whether this optimizer steps.
+site, and ``gradient`` also ``is_alone``, whether no other optimizer steps in these rounds, and ``is_chosen``: others
+are trained, and the program chooses whether this optimizer steps.
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ class ForgottenSteps:
         for key, idle in self._idle.items():
             if not self._is_trained(idle):
                 gradient, *rest = idle.clues
-                chosen = {**gradient.values, "is_chosen": "yes" if _is_chosen(idle) else ""}
-                yield idle.stack, key, (replace(gradient, values=chosen), *rest)
+                chosen = {"is_alone": "" if idle.beside else "yes", "is_chosen": "yes" if _is_chosen(idle) else ""}
+                yield idle.stack, key, (replace(gradient, values={**gradient.values, **chosen}), *rest)
 
     def _is_trained(self, idle: _Idle) -> bool:
         """Whether a step had one of the leaves, or one has other values now, or was written and is gone."""

@@ -13,8 +13,9 @@ factor scales data is unknown, unless a data loader calls the line.
 
 Code called by a data loader keeps no state in the data: there a shift alone is reported, too, as accumulating noise,
 and elements chosen at random that are overwritten by a constant in what the code returns.
-Elsewhere it is if it adds random numbers alone to parts of one memory in turn, which the program has not copied before,
-and goes on with the result of the call. Otherwise a memory may be a state that drifts, such as particles: a note.
+Elsewhere it is if it adds random numbers alone to parts of one memory in turn, or multiplies them by such, which the
+program has not copied before, and goes on with the result of the call. Otherwise a memory may be a state that drifts,
+such as particles: a note.
 
 And rows of an expanded tensor, which are one row in memory: PyTorch refuses to write all of them, but not one.
 
@@ -198,14 +199,17 @@ class ChangedAgain(Finder):
             len({part.last.storage for part in parts}) < len(parts) == len({part.last.sequence for part in parts})
             and len(parts[0].last.shape) > 1
         )
-        if SCALES.isdisjoint(ops) and not is_of_loader:
+        is_sum = SCALES.isdisjoint(ops)
+        if (is_sum or FACTORS.issuperset(ops)) and not is_of_loader:
             # What is added and then subtracted is there for one round.
-            is_one_way = len({op in _ADDS for op in ops if op in SHIFTS}) == 1
+            is_one_way = len({op in _ADDS for op in ops if op in SHIFTS}) == is_sum
             is_noise = is_one_way and all(map(_is_noise, stacks)) and not source.is_of_copy(at, held)
-            if is_noise and (is_of_batches or (len(parts) == 1 and times >= _TIMES_ALONE)):
-                is_taken = source.takes_result(place) or source.returns_argument(place, name)
-                how = {"is_factor": "", "is_shifted": "noise", "is_drift": "" if is_of_batches and is_taken else "yes"}
+            is_batch = is_of_batches and (source.takes_result(place) or source.returns_argument(place, name))
+            if is_noise and (is_batch or (is_sum and (is_of_batches or (len(parts) == 1 and times >= _TIMES_ALONE)))):
+                how = {"is_factor": "", "is_shifted": "noise" if is_sum else "", "is_drift": "" if is_batch else "yes"}
                 self._tell(used, stacks, parts, sites, name, ops, how)
+                return
+        if is_sum and not is_of_loader:
             return
         if origin is None and is_of_loader and source.returns_argument(place, re.split(r"[.\[]", name, maxsplit=1)[0]):
             origin = "element"

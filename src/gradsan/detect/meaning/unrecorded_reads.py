@@ -141,8 +141,8 @@ class UnrecordedReads(RoundDetector):
     def _changed(self, tensor: torch.Tensor, shown: Any, maker: int, number: int) -> Iterator[_Read]:
         at = (_torch.storage_or_none(tensor), place_of(tensor), int(tensor.output_nr))
         facts, own = _torch.facts_of(tensor), conflicts.tensor_info(tensor, was_leaf=False).region
-        given = self._uncounted.replacement_of(tensor)
-        if given is not None and maker < given.sequence <= number and given.clock > self._begun:
+        given = self._uncounted.replaced_since(tensor, lambda one: bool(maker < one.sequence))
+        if given is not None and given.sequence <= number and given.clock > self._begun:
             whole = Part(own, None, False)
             yield _Read(number, maker, given.clock, given.sequence, "data =", given.stack, None, facts, whole, at)
         export = self._written_outside(tensor, maker)

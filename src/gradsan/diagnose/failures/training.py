@@ -116,7 +116,8 @@ def thrown_away(failure: Failure) -> Diagnosis | None:
     is_idle, is_part = stepped.site is None, bool(gradient.values["is_part"])
     # Who measures times steps with nothing, and does not look at the loss.
     frame = failure.site.user_frame
-    is_measured = is_idle and frame is not None and not source.is_loss_read_elsewhere(frame)
+    is_alone = is_idle and bool(gradient.values.get("is_alone", "yes"))
+    is_measured = is_alone and frame is not None and not source.is_loss_read_elsewhere(frame)
     is_chosen = bool(gradient.values.get("is_chosen"))
     kind = "never_used" if is_idle else f"{'part_' if is_part else ''}thrown_away"
     slipped = () if is_idle or frame is None else source.backward_to_its_step(frame)

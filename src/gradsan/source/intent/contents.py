@@ -26,7 +26,7 @@ _DRAWS = frozenset(
 
 
 def adds_noise(frame: Frame) -> bool:
-    """Whether the write at ``frame`` adds random numbers alone, perhaps scaled: ``x += 0.1 * torch.randn_like(x)``."""
+    """Whether the write at ``frame`` is by random numbers alone, perhaps scaled or compared: ``x *= rand(3) > 0.1``."""
     found, statement = expression_at(frame), statement_at(frame)
     node = found.node if found is not None else None if statement is None else statement.node
     operand = node.args[0] if isinstance(node, ast.Call) and node.args else getattr(node, "value", None)
@@ -40,7 +40,7 @@ def _is_noise(node: ast.expr, frame: Frame, followed: frozenset[str] = frozenset
             return _is_noise(left, frame, followed) or _is_noise(right, frame, followed)
         case ast.BinOp(left=left, op=ast.Add() | ast.Sub(), right=ast.Constant()):
             return _is_noise(left, frame, followed)
-        case ast.UnaryOp(operand=operand):
+        case ast.UnaryOp(operand=operand) | ast.Compare(left=operand):
             return _is_noise(operand, frame, followed)
         case ast.Call(func=func):
             is_draw = leaf_name(func) in _DRAWS

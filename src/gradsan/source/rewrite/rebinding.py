@@ -123,7 +123,7 @@ def is_written_for_caller(source: SourceFile, target: ast.expr, operation: ast.e
         return False  # ``mixed = x.mul_(a)`` and ``log(x.abs_().mean())`` go on with the result
     if not _is_argument(source, target):
         return False
-    if _is_returned(source, function, target.id):
+    if isinstance(user, ast.Return) or _is_returned(source, function, target.id):
         return _is_read_by_callers(source, target)
     return not _is_read_behind(source, function.body, target.id, operation)
 
@@ -183,8 +183,10 @@ def is_read_afterwards(source: SourceFile, target: ast.expr, operation: ast.expr
             or node in inside
         ):
             continue
-        is_here = source.statement(node) is statement
-        if source.function(node) is not function or (is_here and source.span(node) > end):
+        is_here, owner = source.statement(node) is statement, source.function(node)
+        if owner is not function and owner is not None and node.id in parameters(owner):
+            continue  # a parameter of the same name
+        if owner is not function or (is_here and source.span(node) > end):
             return True
         if not is_bound_here and not is_here and (source.span(node) > end or node in around):
             return True
