@@ -18,3 +18,4 @@ from gradsan._torch.modules import *
 from gradsan._torch.nodes import *
 from gradsan._torch.operations import *
 from gradsan._torch.saved import *
+from gradsan._torch.weak import *

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gradsan._torch import memory
+from gradsan._torch import memory, weak
 
 # The innermost default saved-tensor hooks of this thread as (pack, unpack). Missing: None, hooks cannot be inspected.
 _top_hooks: Callable[[bool], Any] | None = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
@@ -131,7 +131,7 @@ def parts_of_saves() -> dict[str, Any] | None:
             "lent_storages": memory.lent_storages,
             "nbytes": vars(storage)["nbytes"],
             "resizable": vars(storage)["resizable"],
-            "weak_tensor": memory.weak_tensor,
+            "weak_tensor": weak.weak_tensor,
         }
     except (AttributeError, KeyError):
         return None

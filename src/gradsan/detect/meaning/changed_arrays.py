@@ -1,10 +1,11 @@
 """NumPy arrays scaled in place again in every epoch: ``x = torch.from_numpy(data[i]); x /= 255``.
 
-``from_numpy`` and ``as_tensor`` copy nothing, and each call makes a new tensor, with a counter of its own; NumPy's
-own writes (``window -= mean``) are not logged. So the values are compared: memory of one array, passed to torch again
-and again with training in between, has each time the previous values scaled by the same factor far from 1 (and
-shifted), or by powers of it where the windows overlap. A refilled array has not, whatever random gain it
-gets, and slow decay or growth is meant. Reported for two parts or more, if none ever had other values.
+``from_numpy`` and ``as_tensor`` copy nothing, and each call makes a new tensor, with a counter of its own; NumPy's own
+writes (``window -= mean``) are not logged. So the values are compared: memory of one array, passed to torch again and
+again with training in between, has each time the previous values scaled by the same factor far from 1 (and shifted), or
+by powers of it where the windows overlap, or a function such as the logarithm of them. A refilled array has not,
+whatever random gain it gets, and slow decay or growth is meant. Reported for two parts or more, if none ever had other
+values.
 
 What code of a data loader writes into the tensor need not scale: a part that is passed again with just the values that
 those writes had left, and that were not those it was passed with, is the data set itself, changed in each epoch.
@@ -30,6 +31,7 @@ from gradsan.record.stacks import is_of_program, is_user_file, symbolise
 
 _PARTS, _ELEMENTS, _DISTINCT = 32, 2**14, 8
 _TIMES, _NEAR = 3, 1e-3
+_BENDS = (torch.log1p, torch.log, torch.sqrt, torch.square, torch.exp, torch.expm1, torch.tanh, torch.log10, torch.log2)
 
 
 class _Lent(NamedTuple):
@@ -99,7 +101,8 @@ class ChangedArrays:
             return
         numbers = tensor.detach().reshape(-1).to(torch.float64, copy=True)
         if before is not None:
-            if not self._is_scaled_again(stack, _factor(before.numbers, numbers)):
+            is_again = self._is_scaled_again(stack, _factor(before.numbers, numbers))
+            if not is_again and not _is_bent(before.numbers, numbers):
                 self._refuted.add(stack)
                 return
             times = before.times + 1
@@ -259,6 +262,14 @@ def _factor(before: torch.Tensor, now: torch.Tensor) -> float | None:
     times = powers / least if abs(least) > _NEAR else powers.new_zeros(1)
     is_power = bool((times > 0).all()) and bool((times - times.round()).abs().max() < _NEAR)
     return math.exp(least) if is_power else None
+
+
+def _is_bent(before: torch.Tensor, now: torch.Tensor) -> bool:
+    """Whether ``now`` has a function of each value of ``before``, and no other."""
+    if before.shape != now.shape or len(before.unique()) < _DISTINCT or bool((before - now).abs().max() < _NEAR):
+        return False
+    bent = (bend(before) for bend in _BENDS)
+    return any(bool(one.isfinite().all()) and torch.allclose(one, now, rtol=_NEAR / 10) for one in bent)
 
 
 def _own_code(stack: RawStack) -> Any:

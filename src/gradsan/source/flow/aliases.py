@@ -38,7 +38,7 @@ def read_as_before(name: str, call: Frame, read: Frame) -> str | None:
     here, there = statement_at(call), statement_at(read)
     if here is None or there is None or here.function is not there.function or isinstance(here.node, ast.Expr):
         return None
-    if here.function is None or isinstance(here.function, ast.Lambda):
+    if here.scope is None:
         return None
     names = {name, *_bound_to(name, here)}
     if here.node is there.node:
@@ -52,7 +52,7 @@ def read_as_before(name: str, call: Frame, read: Frame) -> str | None:
     last = here.node.end_lineno or here.node.lineno
     anew = {
         bound
-        for node in local_nodes(here.function)
+        for node in local_nodes(here.scope)
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.For) and last < node.lineno < there.node.lineno
         for bound in assigned_names(node)
     }
@@ -70,10 +70,8 @@ def _read_beside(names: set[str], call: Frame, read: Frame) -> str | None:
 def _bound_to(name: str, before: Statement) -> set[str]:
     """The names bound to just ``name`` before a statement, or lists that contain it, while neither is rebound."""
     found: set[str] = set()
-    assert before.function is not None
-    bindings = [
-        node for node in local_nodes(before.function) if isinstance(node, ast.Assign | ast.AugAssign | ast.Expr)
-    ]
+    assert before.scope is not None
+    bindings = [node for node in local_nodes(before.scope) if isinstance(node, ast.Assign | ast.AugAssign | ast.Expr)]
     for node in sorted(bindings, key=lambda one: one.lineno):
         if node.lineno >= before.node.lineno:
             break

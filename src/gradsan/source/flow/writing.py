@@ -345,20 +345,22 @@ class Scaled:
 
 
 def scaled_before(frame: Frame) -> Scaled | None:
-    """The last ``x /= 255`` or ``x *= k`` of the function at ``frame`` before it passes ``x`` to the call there."""
+    """The last ``x /= 255`` or ``np.log(x, out=x)`` of the function at ``frame`` before it passes ``x`` on there."""
     found, statement = expression_at(frame), statement_at(frame)
     call = None if found is None else found.node
     if statement is None or not isinstance(call, ast.Call) or not call.args:
         return None
     source, name = statement.source, statement.source.text(call.args[0])
-    nodes = [
-        node
-        for node in ast.walk(statement.function or source.module)
-        if isinstance(node, ast.AugAssign) and type(node.op) in _SCALES and source.text(node.target) == name
-    ]
-    earlier = [node for node in nodes if node.lineno < call.lineno]
-    last = max(earlier, key=lambda node: node.lineno, default=None)
-    return None if last is None else Scaled(name, _SCALES[type(last.op)], last.lineno)
+    found_at: dict[int, str] = {}
+    for node in ast.walk(statement.function or source.module):
+        if isinstance(node, ast.AugAssign) and type(node.op) in _SCALES and source.text(node.target) == name:
+            found_at[node.lineno] = _SCALES[type(node.op)]
+        elif isinstance(node, ast.Call) and any(
+            one.arg == "out" and source.text(one.value) == name for one in node.keywords
+        ):
+            found_at[node.lineno] = leaf_name(node.func) or ""
+    last = max((line for line in found_at if line < call.lineno), default=None)
+    return None if last is None else Scaled(name, found_at[last], last)
 
 
 def is_computed_with(frame: Frame) -> bool:

@@ -72,8 +72,11 @@ def kept_on_context(frame: Frame, attribute: str) -> Frame | None:
 
 
 def name_kept(frame: Frame, attribute: str) -> str | None:
-    """The name of what ``ctx.<attribute> = x.detach().numpy()`` keeps, ``x``; ``frame`` defines forward."""
-    found = function_at(frame)
+    """The name of what ``ctx.<attribute> = x.detach().numpy()`` keeps, ``x``; ``frame`` defines forward.
+
+    An element is that of a tuple, a list or a dict: ``ctx.kept = (x.detach(), mask)``.
+    """
+    found, (attribute, _, element) = function_at(frame), attribute.partition("[")
     kept = [] if found is None else [node for _, node in _kept(*found, attribute)]
     if len(kept) != 1:
         return None
@@ -83,6 +86,12 @@ def name_kept(frame: Frame, attribute: str) -> str | None:
         if not isinstance(value, ast.Tuple) or len(value.elts) != len(target.elts) or len(places) != 1:
             return None
         value = value.elts[places[0]]
+    if element:
+        elements = list(value.elts) if isinstance(value, ast.Tuple | ast.List) else []
+        held = {f"{at}]": one for at, one in enumerate(elements)}
+        if isinstance(value, ast.Dict):
+            held = {f"{key and ast.unparse(key)}]": one for key, one in zip(value.keys, value.values, strict=True)}
+        value = held.get(element, target)
     while (inner := _same_memory(value)) is not None:
         value = inner
     return chain_key(value)

@@ -176,16 +176,12 @@ def is_read_afterwards(source: SourceFile, target: ast.expr, operation: ast.expr
     if not is_bound_here and (is_repeated(source, target, operation) or _is_declared(source, target)):
         return True
     for node in source.nodes if function is None else ast.walk(function):
-        if (
-            not isinstance(node, ast.Name)
-            or node.id != target.id
-            or not isinstance(node.ctx, ast.Load)
-            or node in inside
-        ):
+        if not isinstance(node, ast.Name) or node.id != target.id or node in inside:
             continue
         is_here, owner = source.statement(node) is statement, source.function(node)
-        if owner is not function and owner is not None and node.id in parameters(owner):
-            continue  # a parameter of the same name
+        is_parameter = owner is not None and owner is not function and node.id in parameters(owner)
+        if is_parameter or not isinstance(node.ctx, ast.Load):
+            continue
         if owner is not function or (is_here and source.span(node) > end):
             return True
         if not is_bound_here and not is_here and (source.span(node) > end or node in around):
