@@ -5,14 +5,15 @@ from gradsan.model import Frame
 from gradsan.source import recorded_by_name
 
 _FUNCTION = "def scaled(net, z, limit):\n{lines}\n    return net(z)"
+_MASKED = ["z = z.masked_fill(z < 0, 0)"]
 
 
 @each(
     "lines, written, made",
     [
         ("d = z.detach()\nd /= d.norm()", {1: "div_"}, ["", "z = z / z.norm()"]),
-        ("d = z.data\nd[d < limit] = 0\nd.mul_(2)", {1: "__setitem__", 2: "mul_"}, ["", "z = z.masked_fill(z < limit, 0)", "z = z.mul(2)"]),
-        ("z.data[z.data < 0] = 0", {0: "__setitem__"}, ["z = z.masked_fill(z < 0, 0)"]),
+        ("d = z.data\nd[d < 0] = 0\nd.mul_(2)", {1: "__setitem__", 2: "mul_"}, ["", *_MASKED, "z = z.mul(2)"]),
+        ("z.data[z.data < 0] = 0", {0: "__setitem__"}, _MASKED),
         ("z.detach().add_(\n    z.data.mean())", {0: "add_"}, ["z = z.add(", "    z.mean())"]),
         ("d = z.detach()\nd.mul_(2)\nkept = d + 1", {1: "mul_"}, []),
         ("d = z.detach()\nd.mul_(2)\nd = z.detach()", {1: "mul_"}, []),
