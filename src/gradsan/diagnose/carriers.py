@@ -104,6 +104,12 @@ def cut(used: Site, updated: Site | None, carrier: Carrier) -> tuple[source.Chan
     parameters.
     """
     use = used.user_frames
+    if not carrier.in_round and carrier.bound_at is not None:
+        shapes: dict[str, source.Shape] = {
+            carrier.name: source.shape_bound_at(carrier.bound_at, carrier.name) or "tensor"
+        }
+        behind = source.detach_after_yield(carrier.bound_at, shapes)
+        return None if behind is None else (behind, carrier.bound_at)
     if not carrier.in_round or not 0 <= carrier.level < len(use):
         return None
     used_at = use[carrier.level]
@@ -112,7 +118,7 @@ def cut(used: Site, updated: Site | None, carrier: Carrier) -> tuple[source.Chan
         change = _at_binding(carrier, used_at)
         if change is not None:
             return change, carrier.in_round[0][1].bound_at
-    shapes: dict[str, source.Shape] = {}
+    shapes = dict[str, source.Shape]()
     for part, one in carrier.in_round:
         name = _tuple_around(part, carrier.held)
         shape = _shape(carrier, name, one)

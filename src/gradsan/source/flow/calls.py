@@ -128,16 +128,23 @@ def alias_of(frame: Frame, name: str) -> str | None:
 def dies_with_call(frame: Frame, name: str, *, given_stays: bool = False) -> bool:
     """Whether ``name`` is a plain local variable of the function at ``frame``, which does not outlive the call.
 
-    With ``given_stays``, the object passed for a parameter that the function never binds anew outlives it.
+    With ``given_stays``, the object passed for a parameter that the function never binds anew outlives it. A generator
+    keeps the variables of a loop that yields.
     """
     statement = statement_at(frame)
-    if statement is None or statement.function is None or not name.isidentifier():
+    if statement is None or statement.function is None or not name.isidentifier() or yielding_loop(statement):
         return False
     function = statement.function
     declared = (node for node in local_nodes(function) if isinstance(node, ast.Global | ast.Nonlocal))
     if given_stays and name in parameters(function) and name not in bound_in(function):
         return False
     return binds(function, name) and not any(name in node.names for node in declared)
+
+
+def yielding_loop(statement: Statement) -> ast.stmt | None:
+    """The innermost loop around a statement of a generator in which it yields."""
+    loops = reversed(statement.loops)
+    return next((loop for loop in loops if any(isinstance(one, ast.Yield) for one in ast.walk(loop))), None)
 
 
 def _split(name: str) -> tuple[str, str]:

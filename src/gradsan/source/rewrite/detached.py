@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
 from gradsan.model import Frame, Held
 from gradsan.source.change import Change, Edit, edited
+from gradsan.source.flow.calls import yielding_loop
+from gradsan.source.flow.modules import Shape
 from gradsan.source.flow.reaching import is_still_argument, reaching
 from gradsan.source.flow.rounds import detach_after, shape_bound_at
 from gradsan.source.flow.scopes import arguments_of
@@ -22,7 +24,7 @@ from gradsan.source.identifiers import (
     local_nodes,
     parameters,
 )
-from gradsan.source.locate import Statement, expression_at, statement_at
+from gradsan.source.locate import Statement, expression_at, frame_of, statement_at
 from gradsan.source.methods import BACKWARDS, FUNCTIONS_MAKING_NEW, METADATA
 from gradsan.source.rewrite.renewing import fresh_name
 from gradsan.source.tree import SourceFile, header_nodes, indentation_of
@@ -318,3 +320,12 @@ def read_as_data(frame: Frame, name: str) -> tuple[str, Frame] | None:
     span = statement.source.span(own[0])
     place = replace(frame, line=span.line, column=span.column, end_line=span.end_line, end_column=span.end_column)
     return statement.source.text(own[0]), place
+
+
+def detach_after_yield(bound_at: Frame, carried: Mapping[str, Shape]) -> Change | None:
+    """A line that detaches the names at the end of the loop in which a generator yields and binds them."""
+    statement = statement_at(bound_at)
+    loop = None if statement is None else yielding_loop(statement)
+    if statement is None or not isinstance(loop, ast.For | ast.While) or isinstance(loop.body[-1], ast.Continue):
+        return None
+    return detach_after(frame_of(statement.source, loop.body[-1], bound_at), carried)
