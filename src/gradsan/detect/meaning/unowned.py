@@ -301,7 +301,7 @@ class Unowned(Finder):
 
     def _stands(self, one: _Candidate) -> bool:
         core, leaf = self._core, one.leaf()
-        if core.backwards - one.backwards < _ROUNDS_PASSED or core.steps - one.steps < _ROUNDS_PASSED:
+        if core.backwards == one.backwards or core.steps == one.steps:
             return False
         if leaf is not None:
             given = self._uncounted.replacement_of(leaf)
