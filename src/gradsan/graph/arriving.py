@@ -38,7 +38,7 @@ class Part(NamedTuple):
 def part(tensor: torch.Tensor, value: Region, op: str, written: Region | None, changed: Any = None) -> Part:
     """The part of ``tensor``, whose region is ``value``, that the operation ``op`` changed by writing ``written``."""
     name = op.strip("_")
-    if name in _SCALING and _torch.has_elements(tensor):
+    if name in _SCALING and _torch.has_elements(tensor) and tensor.layout is torch.strided:
         # A mask leaves zeros, and the other elements unchanged.
         is_selective = bool((tensor.detach() == 0).any())
     else:

@@ -269,16 +269,24 @@ def _bound_inside(statement: ast.stmt) -> Iterator[Binding]:
         if isinstance(node, ast.NamedExpr):
             yield Binding(node.target.id, statement, node.value)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            key = chain_key(node.func.value)
+            key = chain_key(_written_by_chain(node.func.value))
             # ``hs.add(h)`` alone fills a set; ``y = x.add(h)`` is arithmetic.
             adds = node.func.attr in ADDING and isinstance(statement, ast.Expr) and statement.value is node
             writes = is_inplace_method(node.func.attr) and node.func.attr not in CHANGING_METADATA
             if key is not None and (adds or writes):
-                value = node.args[-1] if node.args else None
+                value = next((one for one in reversed(node.args) if not isinstance(one, ast.Constant)), None)
+                value = value or next(iter(node.args), None)
                 forgets = node.func.attr in _FORGETTING
                 yield Binding(key, statement, value, forgets, not forgets, node.func.attr)
         elif isinstance(node, ast.MatchAs | ast.MatchStar) and node.name is not None:
             yield Binding(node.name, statement, None, replaces=False, computed=False)
+
+
+def _written_by_chain(node: ast.expr) -> ast.expr:
+    """``x`` of ``x.mul_(2)``, which returns it."""
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and is_inplace_method(node.func.attr):
+        node = node.func.value
+    return node
 
 
 def _own_expressions(statement: ast.stmt) -> Iterator[ast.AST]:

@@ -13,7 +13,7 @@ from gradsan.source.flow.reaching import runs_more_often
 from gradsan.source.flow.targets import aliased_expression
 from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, consumed_names, leaf_name, local_nodes
 from gradsan.source.locate import Expression, expression_at, frame_of, scope_of, statement_at
-from gradsan.source.methods import ADDING
+from gradsan.source.methods import ADDING, is_inplace_method
 from gradsan.source.tree import SourceFile, header_nodes, read_source
 
 _LEAVING = (ast.Return, ast.Continue, ast.Break, ast.Raise)
@@ -221,14 +221,17 @@ def is_read_afterwards(frame: Frame) -> bool:
 
 
 def reads_what_it_binds(frame: Frame, *, times: int = 1) -> bool:
-    """Whether the assignment at ``frame`` reads its own value: ``total += x``; twice, ``mean += (x - mean) / n``."""
+    """Whether a value is computed with itself: ``total += x``, ``total.add_(x)``; twice, ``mean += (x - mean) / n``."""
     statement = statement_at(frame)
-    if statement is None or not isinstance(statement.node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+    node = None if statement is None else statement.node
+    if not isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Expr):
         return False
-    names = set(assigned_names(statement.node))
-    value = statement.node.value
+    bindings, value = bindings_of(node), node.value
+    if isinstance(node, ast.Expr) and not any(is_inplace_method(one.method or "") for one in bindings):
+        return False
+    names = {one.name for one in bindings}
     reads = [one for one in ast.walk(value) if chain_key(one) in names] if value is not None else []
-    return len(reads) + isinstance(statement.node, ast.AugAssign) >= times
+    return len(reads) + isinstance(node, ast.AugAssign) >= times
 
 
 def is_item_of_loop(frame: Frame, name: str) -> bool:
