@@ -86,7 +86,7 @@ def is_empty_generator(given: Any, caller: FrameType | None) -> bool:
         return False
     if caller.f_locals.get("is_generator") is True:
         return True
-    names = locals_of(outer)
+    names = {name: outer.f_globals.get(name) for name in outer.f_code.co_names} | locals_of(outer)
     held = [*names.values(), *getattr(names.get("self"), "__dict__", {}).values()]
     # An empty list may be what was given.
     if any(isinstance(one, list) and not one for one in held):

@@ -153,7 +153,7 @@ def _scaled_name(statement: ast.stmt) -> str | None:
             target = called.value if isinstance(called, ast.Attribute) and called.attr in ("mul_", "div_") else None
     if isinstance(target, ast.Attribute) and target.attr == "data":
         target = target.value
-    return target.id if isinstance(target, ast.Name) else None
+    return None if target is None else chain_key(target)
 
 
 def _names_read(node: ast.AST) -> set[str]:
@@ -165,7 +165,8 @@ def _names_read(node: ast.AST) -> set[str]:
     name = leaf_name(node.func) if isinstance(node, ast.Call) else None
     if name is not None and name.endswith("_like"):
         return set()
-    return {name for child in ast.iter_child_nodes(node) for name in _names_read(child)}
+    whole = chain_key(node) if isinstance(node, ast.Attribute) else None
+    return {name for child in ast.iter_child_nodes(node) for name in _names_read(child)} | ({whole} if whole else set())
 
 
 _EMPTY = frozenset({"zeros", "ones", "empty", "full"})

@@ -38,8 +38,8 @@ def reads_gradient_beside(frame: Frame) -> bool:
 def is_loss_read_elsewhere(frame: Frame) -> bool:
     """Whether a name in the statement of a backward is read by another statement, to print it perhaps; True in doubt.
 
-    A statement that binds the name anew, as ``loss = loss / parts``, does not count. ``optimizer.step`` without its
-    call says as well that the loss was to train.
+    A statement that binds the name anew, as ``loss = loss / parts``, does not count; another function may read an
+    attribute. ``optimizer.step`` without its call says as well that the loss was to train.
     """
     statement = statement_at(frame)
     if statement is None:
@@ -48,11 +48,16 @@ def is_loss_read_elsewhere(frame: Frame) -> bool:
     scope = source.nodes if statement.function is None else tuple(ast.walk(statement.function))
     if any(isinstance(one, ast.Expr) and getattr(one.value, "attr", None) == "step" for one in scope):
         return True
-    names = [one for one in scope if isinstance(one, ast.Name)]
-    bound = {one.id for one in names if isinstance(one.ctx, ast.Store)}
-    own = bound & {one.id for one in names if one in inside}
-    others = (one for one in names if one.id in own and one not in inside and isinstance(one.ctx, ast.Load))
-    return any((at := source.statement(one)) is None or one.id not in assigned_names(at) for one in others)
+    names = [(one, leaf_name(one)) for one in scope if isinstance(one, ast.Name | ast.Attribute)]
+    bound = {name for one, name in names if isinstance(one.ctx, ast.Store)}
+    names += [(one, one.attr) for one in source.nodes if isinstance(one, ast.Attribute)]
+    own = bound & {name for one, name in names if one in inside}
+    read = [(one, name) for one, name in names if name in own and one not in inside and isinstance(one.ctx, ast.Load)]
+    return any((at := source.statement(one)) is None or name not in _last_parts(at) for one, name in read)
+
+
+def _last_parts(statement: ast.stmt) -> set[str]:
+    return {name.rpartition(".")[2] for name in assigned_names(statement)}
 
 
 def clears_each_part(cleared: Sequence[Frame], backward: Sequence[Frame], step: Sequence[Frame]) -> bool:

@@ -29,6 +29,7 @@ import torch
 from gradsan import _torch
 from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.detect.meaning.terms.constant_terms import LISTED, SUMS, made_of, sums_below
+from gradsan.detect.memory import Uncounted
 from gradsan.graph import walk
 from gradsan.model import Clue
 from gradsan.record.detector import Run
@@ -114,12 +115,14 @@ class ConstantPenalties(RoundDetector):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self._optimizers = run.stepped_optimizers
+        self._optimizers, self._steps = run.stepped_optimizers, run.steps
         self._parameters: dict[int, Any] = {}
         self._held: dict[int, tuple[Any, Any]] = {}
         self._joined: list[_Joined] = []
         self._begun = 0
         self._early = self._notes(list[tuple[Noted, RawBackward, _Joined]]())
+        # By the end of the watching, the parameters of a function that has returned are gone.
+        run.get(Uncounted).on_replaced.append(lambda *_: self._drop_written())
 
     def begins(self, entry: RawBackward) -> bool:
         """Note the trained parameters."""
@@ -219,10 +222,14 @@ class ConstantPenalties(RoundDetector):
     def settle(self) -> None:
         """Report what the only round has shown."""
         super().settle()
+        self._drop_written()
         for noted, entry, found in self._early:
-            if not noted.was_written() and entry.stack not in self._described:
+            if not noted.was_logged(self._core, self._steps, entry.clock) and entry.stack not in self._described:
                 self._report(entry, found)
         self._early.clear()
+
+    def _drop_written(self) -> None:
+        self._early[:] = [one for one in self._early if not one[0].was_written()]
 
     def _is_meant_for(self, leaves: Iterable[Any], read: _Origin) -> bool:
         """Whether the loss trains the parameters that were read, and the program writes none of them itself."""
