@@ -41,6 +41,22 @@ def completed(diagnosis: Diagnosis, others: Sequence[Diagnosis]) -> Diagnosis:
     return replace(diagnosis, fixes=tuple(fixes), notes=(*diagnosis.notes, *notes))
 
 
+def of_one_line(found: Sequence[Diagnosis]) -> tuple[Diagnosis, ...]:
+    """``found``, with copies at a save for all silent findings of that line: each alone would leave the others."""
+    said = []
+    for one in found:
+        fixes = one.fixes
+        for other in found if one.silent else ():
+            if other is not one and (other.code, other.silent) == (one.code, True) and _saved(other) == _saved(one):
+                fixes = tuple((fix.summary.key in _AT_SAVE and joined(fix, other.fixes)) or fix for fix in fixes)
+        said.append(replace(one, fixes=fixes))
+    return tuple(said)
+
+
+def _saved(one: Diagnosis) -> set[tuple[str, int]]:
+    return {(label.frame.file, label.frame.line) for label in one.labels if label.role == "saved"}
+
+
 class Namesakes:
     """Conflicts of equal lines whose tensors differ: each name is completed into the first one once."""
 

@@ -13,7 +13,7 @@ from gradsan.diagnose import failures, nonfinite
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.build import events_of, joined, path_of, path_of_failure
 from gradsan.diagnose.causes import CAUSES
-from gradsan.diagnose.completed import Namesakes, completed
+from gradsan.diagnose.completed import Namesakes, completed, of_one_line
 from gradsan.diagnose.facts import examine
 from gradsan.model import Confidence, Conflict, Diagnosis, Evidence, Failure, Label, Message, Moment, PathNode
 
@@ -105,7 +105,7 @@ def _diagnose(evidence: Evidence) -> tuple[Diagnosis, ...]:
                 known = namesakes.setdefault(key, Namesakes(known)).added(known, diagnosis)
             diagnosis = replace(known, count=count, events=events, events_left_out=left_out)
         found[key] = diagnosis
-    return _with_shared_writes(_without_consequences(tuple(found.values())))
+    return _with_shared_writes(_without_consequences(of_one_line(tuple(found.values()))))
 
 
 def _without_consequences(found: tuple[Diagnosis, ...]) -> tuple[Diagnosis, ...]:

@@ -11,7 +11,7 @@ from gradsan import source
 from gradsan.diagnose import needs
 from gradsan.diagnose.carriers import Carrier, cut
 from gradsan.diagnose.facts import Facts
-from gradsan.diagnose.names import operands_at_save, result_at_save, shared_level
+from gradsan.diagnose.names import operand_in_slot, operands_at_save, result_at_save, shared_level
 from gradsan.diagnose.value_fixes import recorded_by_name
 from gradsan.model import Fix, Frame, Lines, Message, Site, Write
 
@@ -372,6 +372,9 @@ def _copy_for_autograd(facts: Facts) -> tuple[Fix, ...]:
         statement = source.statement_at(frame)
         read = [] if statement is None else source.consumed_names(statement)
         names = [name for name in dict.fromkeys(read) if _is_called(facts, name)]
+        # A parameter that is taken by a name made at run time: ``v = getattr(module, name + "_v")``.
+        need = needs.need_of(save.node or "", save.slot or "") if not names else None
+        names += [one] if need is not None and (one := operand_in_slot(facts.conflict, need)) is not None else []
     change = source.clone_at_save(frame, names[0], is_output=save.is_output) if len(names) == 1 else None
     if change is None and save.slot in _GIVEN and facts.name_kind not in ("parameter", "buffer"):
         # What the program has written, and a layer has saved as its input, is what it was given.

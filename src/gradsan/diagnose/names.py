@@ -157,6 +157,11 @@ def inputs_with_names(conflict: Conflict, need: Need, names: Iterable[str]) -> s
     return ", ".join(f"{known[name]} ({name})" if known.get(name, name) != name else name for name in names)
 
 
+def operand_in_slot(conflict: Conflict, need: Need) -> str | None:
+    """The user's expression for the saved operand by its place among the arguments; None where the line is unclear."""
+    return None if conflict.save.site.inner_frames else _of_line(conflict, need).get(need.slot)
+
+
 def inputs_by_role(names: Iterable[str], op: str, need: Need, known: Mapping[str, str] | None = None) -> Message | str:
     """The inputs ``names`` of ``op``, joined: the ``known`` expressions, else their roles."""
     said = [(known or {}).get(name) or _role(name, op, need) for name in names]
