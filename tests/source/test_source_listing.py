@@ -69,6 +69,20 @@ LISTS = {
         y = torch.stack([torch.stack(part) for part in out]).sum()
         """,
     ),
+    "last dimension of any number": (
+        """
+        out = torch.zeros(2, 3, 4)
+        for t in range(out.size(-1)):
+            out[..., t] = f(out[..., t - 1]) + out[..., :t + 1].sum() + out.shape[0]  #!
+        y = out.sum()
+        """,
+        """
+        out = list(torch.zeros(2, 3, 4).unbind(-1))
+        for t in range(torch.stack(out, -1).size(-1)):
+            out[t] = f(out[t - 1]) + torch.stack(out[:t + 1], -1).sum() + torch.stack(out, -1).shape[0]  #!
+        y = torch.stack(out, -1).sum()
+        """,
+    ),
     "an operator in the value, and added to": (
         """
         out = x * 2
@@ -90,6 +104,9 @@ NONE = {
     "made in two places": FILL.format(before="out = out + 1\n", store="out[t] = x[t]", after="y = out.sum()"),
     "stored in two ways": FILL.format(before="out[:, 0] = 1\n", store="out[t] = x[t]", after="y = out.sum()"),
     "a slice is stored": FILL.format(before="", store="out[t : t + 1] = x[t]", after="y = out.sum()"),
+    "stored by the last dimension, read by the first": FILL.format(
+        before="", store="out[..., t] = x[:, t]", after="y = out[0].sum()"
+    ),
     "a new axis": FILL.format(before="", store="out[t] = x[t]", after="y = out[None].sum()"),
     "a mask": FILL.format(before="", store="out[out > t] = 1.0", after="y = out.sum()"),
     "deleted": FILL.format(before="", store="out[t] = x[t]", after="y = out.sum()\ndel out"),

@@ -26,7 +26,10 @@ _MAKING_CONTAINERS = ("dict", "list", "defaultdict", "OrderedDict")
 
 @dataclass(frozen=True, slots=True)
 class _Filled:
-    """A variable ``name`` whose parts along the dimensions ``dims`` are stored one by one: (1,) for ``x[:, t] = …``."""
+    """A variable ``name`` whose parts along the dimensions ``dims`` are stored one by one: (1,) for ``x[:, t] = …``.
+
+    (-1,) for ``x[..., t] = …``.
+    """
 
     source: SourceFile
     scope: FunctionNode | ast.Module
@@ -69,8 +72,9 @@ def _filled_at(frame: Frame) -> _Filled | None:
     if not isinstance(target, ast.Subscript) or not isinstance(target.value, ast.Name) or torch is None:
         return None
     elements = elements_of(target)
-    dims = tuple(place for place, one in enumerate(elements) if not is_all(one))
-    is_plain = len(dims) == 1 and dims[0] == len(elements) - 1
+    is_last = _is_of_last(elements)
+    dims = (-1,) if is_last else tuple(place for place, one in enumerate(elements) if not is_all(one))
+    is_plain = is_last or (len(dims) == 1 and dims[0] == len(elements) - 1)
     if not (is_plain or dims == (0, 1) == tuple(range(len(elements)))):
         return None
     if not all(may_be_number(elements[place]) for place in dims):
@@ -79,6 +83,11 @@ def _filled_at(frame: Frame) -> _Filled | None:
     if isinstance(function, ast.Lambda):
         return None
     return _Filled(source, source.module if function is None else function, target.value.id, dims, torch)
+
+
+def _is_of_last(elements: list[ast.expr]) -> bool:
+    """Whether the index is ``..., t``."""
+    return len(elements) == 2 and isinstance(elements[0], ast.Constant) and elements[0].value is Ellipsis
 
 
 def _occurrences(filled: _Filled) -> Iterator[ast.Name]:
@@ -152,7 +161,9 @@ def _whole(filled: _Filled, text: str) -> str:
 def _part(filled: _Filled, node: ast.Name, part: ast.Subscript) -> list[Edit] | None:
     """``x[:, t]`` is the list's element ``x[t]``; a slice of the list is stacked."""
     elements = elements_of(part)
-    leading = filled.dims[0]
+    if filled.dims == (-1,):
+        elements = [ast.Slice(), elements[1]] if _is_of_last(elements) else []
+    leading = abs(filled.dims[0])
     reached = elements[leading : leading + len(filled.dims)]
     if not all(map(is_all, elements[:leading])) or not reached or any(map(is_gap, elements)):
         return None
@@ -179,7 +190,7 @@ def _several(filled: _Filled, part: ast.Subscript, elements: list[ast.expr]) -> 
     source = filled.source
     if any(isinstance(inner, ast.Name) and inner.id == filled.name for one in elements for inner in ast.walk(one)):
         return None
-    if len(elements) != filled.dims[0] + 1:
+    if len(elements) != abs(filled.dims[0]) + 1:
         return None
     if len(filled.dims) == 2:
         if isinstance(elements[0], ast.Slice):
@@ -210,7 +221,7 @@ def _brackets(
         edits.append(Edit(_between(last, spans[len(reached)]), f"][{':, ' * leading}"))
     else:
         edits.append(Edit(Span(last.end_line, last.end_column, whole.end_line, whole.end_column), "]"))
-    if any(source.slice(edit.span).strip("[]:, \t\n") for edit in edits):
+    if any(source.slice(edit.span).strip("[]:., \t\n") for edit in edits):
         return None
     return [edit for edit in edits if source.slice(edit.span) != edit.text]
 
@@ -248,7 +259,7 @@ def _size(filled: _Filled, node: ast.Name) -> Edit | None:
         if parent.attr in ("device", "dtype"):
             element = filled.name + "[0]" * len(filled.dims)
             return Edit(source.span(node), element)
-    if dim is None or not isinstance(outer, ast.expr):
+    if dim is None or not isinstance(outer, ast.expr) or filled.dims == (-1,):
         return None
     if dim in filled.dims:
         return Edit(source.span(outer), f"len({filled.name}{'[0]' * filled.dims.index(dim)})")
