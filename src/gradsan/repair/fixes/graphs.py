@@ -353,7 +353,7 @@ def _computed_where_read(made: Label, begun: Label | None) -> Fix | None:
         first = next(reads)
         if first.lineno == reading[0].lineno or _receiver(reading[0]) != _receiver(constructor):
             return None
-        line, changes = source.span(first).line, dict[int, str]()
+        line, changes = source.span(first).line, kept_values.unread(source, constructor, _receiver(constructor), moving)
         for one in moving:
             changes |= blocks.removed(source, one)
         if stores:
@@ -387,7 +387,7 @@ def _said_again(source: SourceFile, constructor: ast.FunctionDef, moving: list[a
     needed = names_read(moving) - set[str]().union(*map(blocks.names_bound, moving))
     missing = sorted(needed & given - kept.keys())
     known = {one.attr for one in source.nodes if isinstance(one, ast.Attribute) and leaf_name(one.value) == own}
-    is_known = not needed & bound and not known & set(missing)
+    is_known = not (needed - kept.keys()) & bound and not known & set(missing)
     if not is_known or not all(isinstance(one, ast.Assign) or _own_call(one) for one in moving):
         return [], ""
     kept |= {one: f"{own}.{one}" for one in missing}

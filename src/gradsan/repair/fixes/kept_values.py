@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import copy
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gradsan.model import Diagnosis, Fix, Frame, Label, Lines
@@ -30,7 +30,7 @@ from gradsan.repair.fixes._kept_parts import (
 from gradsan.source.change import Edit, changed_lines, edited, edited_lines, text_with
 from gradsan.source.flow.bindings import method_receiver
 from gradsan.source.flow.kept import is_kept_here, kept_since
-from gradsan.source.identifiers import leaf_name, local_nodes
+from gradsan.source.identifiers import chain_key, leaf_name, local_nodes
 from gradsan.source.locate import Statement, statement_at
 from gradsan.source.rewrite.moving import is_whole_lines, names_read
 from gradsan.source.rewrite.renewing import constructs, draws_again
@@ -292,8 +292,12 @@ def as_property(made: Label) -> Fix | None:
 
 
 def kept_arguments(source: SourceFile, function: ast.FunctionDef, own: str, given: set[str]) -> dict[str, str]:
-    """The attributes in which the function stores its arguments unchanged, by argument name."""
+    """The attributes in which the function stores its arguments unchanged, by argument name.
+
+    And those of which it makes second names, by these: ``w`` of ``w = self.linear.weight``.
+    """
     found: dict[str, str] = {}
+    found |= {name: path for name, (_, path) in _second_names(function, own).items()}
     for node in function.body:
         target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
         if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Name) or node.value.id not in given:
@@ -304,12 +308,38 @@ def kept_arguments(source: SourceFile, function: ast.FunctionDef, own: str, give
     return found
 
 
+def _second_names(function: ast.FunctionDef, own: str) -> dict[str, tuple[ast.stmt, str]]:
+    """The statements ``w = self.linear.weight`` whose variable nothing else binds, and the attributes, by variable."""
+    bound = [one.id for one in ast.walk(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)]
+    plain = [one for one in function.body if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name)]
+    paths = {ast.unparse(one.targets[0]): (one, chain_key(one.value) or "") for one in plain if len(one.targets) == 1}
+    return {
+        name: (node, path)
+        for name, (node, path) in paths.items()
+        if path.startswith(f"{own}.") and "[" not in path and bound.count(name) == 1
+    }
+
+
+def unread(source: SourceFile, function: ast.FunctionDef, own: str, moved: Sequence[ast.stmt]) -> dict[int, str]:
+    """The lines of second names that only the statements ``moved`` out of the function have read, removed."""
+    gone = {node for one in moved for node in ast.walk(one)}
+    left = {one.id for one in ast.walk(function) if isinstance(one, ast.Name) and one not in gone and _is_read(one)}
+    lines: dict[int, str] = {}
+    for name, (node, _) in _second_names(function, own).items():
+        lines |= blocks.removed(source, node) if name in names_read(moved) - left else {}
+    return lines
+
+
+def _is_read(node: ast.Name) -> bool:
+    return isinstance(node.ctx, ast.Load)
+
+
 def _property(
     source: SourceFile, function: ast.FunctionDef, node: ast.Assign, value: str, target: ast.Attribute, stores: str
 ) -> Fix:
     indent, unit, name = source.indent(function), indentation_of(source), target.attr
     text = f"\n{indent}@property\n{indent}def {name}({ast.unparse(target.value)}):\n{indent}{unit}return {value}"
-    changes = blocks.removed(source, node)
+    changes = unread(source, function, ast.unparse(target.value), [node]) | blocks.removed(source, node)
     if stores:
         changes[source.span(node).line] = f"{source.indent(node)}{stores}"
     end = source.span(function).end_line
