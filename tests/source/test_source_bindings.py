@@ -8,6 +8,7 @@ import textwrap
 from cases import each
 from gradsan.model import Frame
 from gradsan.source import assigned_names, carried_names, consumed_names, statement_at
+from gradsan.source.rewrite.moving import names_exposed
 
 
 @each(
@@ -346,3 +347,16 @@ def test_notebook_cells_run_again(tmp_path):
 
 def test_nothing_without_source():
     assert carried_names(Frame("<string>", 1, "f")) == []
+
+
+@each(
+    ("text", "exposed"),
+    [
+        ("a = b\nc = a", {"b"}),
+        ("if a:\n    b = c\n    d(b)\nelse:\n    e = b", {"a", "b", "c", "d"}),
+        ("if a:\n    b = c\nd = b", {"a", "b", "c"}),
+        ("for a in b:\n    c = a\n    d(c)", {"a", "b", "c", "d"}),
+    ],
+)
+def test_names_that_statements_read_of_before(text, exposed):
+    assert names_exposed(ast.parse(text).body) == exposed

@@ -332,7 +332,9 @@ def names_exposed(nodes: Iterable[ast.stmt]) -> set[str]:
     """The names that statements, run one after another, read before an assignment of theirs has bound them anew."""
     read, bound = set[str](), set[str]()
     for node in nodes:
-        read |= names_read([node]) - bound
+        branches = (node.body, node.orelse) if isinstance(node, ast.If) else ()
+        own = names_read([node.test if isinstance(node, ast.If) else node])
+        read |= own.union(*map(names_exposed, branches)) - bound
         bound |= names_bound([node]) if isinstance(node, ast.Assign | ast.AnnAssign) else set()
     return read
 
