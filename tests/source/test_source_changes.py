@@ -63,6 +63,7 @@ OUT_OF_PLACE = [
         "q = torch._foreach_mul(q, 2.0)",
     ),
     ("x.add_(y)", "add_", "x = x.add(y)"),
+    ("x.sub_(x.mean(0)).div_(x.std(0))", "div_", "x = x.sub(x.mean(0))\nx = x.div(x.std(0))"),
     ("x.add_(y, alpha=2)  # note", "add_", "x = x.add(y, alpha=2)  # note"),
     ("x.mul_(2).sigmoid_()", "mul_", "x = x.mul(2).sigmoid()"),
     ("y = torch.exp(x).mul_(v)", "mul_", "y = torch.exp(x).mul(v)"),

@@ -104,14 +104,9 @@ def _severity(conflict: Conflict, severity: Severity) -> Severity:
     """
     if severity != "error" or conflict.raised:
         return severity
-    if _is_harmless(conflict):
+    if conflict.is_harmless:
         return "note"
     return "error" if conflict.healed_bytes is None else "warning"
-
-
-def _is_harmless(conflict: Conflict) -> bool:
-    """Whether it was measured that every gradient is the same as with the saved value."""
-    return conflict.deviation is not None and not conflict.deviation.errors
 
 
 def about(found: Diagnosis, name: str | Message) -> Diagnosis:
@@ -153,7 +148,7 @@ def _measured(conflict: Conflict) -> tuple[Message, ...]:
         notes.append(Message("note.gradient_errors", {"errors": errors}))
     if conflict.if_meant is not None:
         notes.append(if_meant(conflict.if_meant))
-    if _is_harmless(conflict):
+    if conflict.is_harmless:
         notes.append(Message("note.gradients_unaffected"))
     if conflict.healed_bytes is not None:
         notes.append(Message("note.healed", {"bytes": conflict.healed_bytes}))

@@ -336,6 +336,11 @@ class Conflict:
     if_meant: Deviation | None = None
     further: tuple[Conflict, ...] = ()
 
+    @property
+    def is_harmless(self) -> bool:
+        """Whether it was measured that every gradient is the same as with the saved value."""
+        return self.deviation is not None and not self.deviation.errors
+
 
 @dataclass(frozen=True, slots=True)
 class Copies:

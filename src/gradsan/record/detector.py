@@ -78,8 +78,8 @@ class KnownConflicts:
         self._known.clear()
 
     def knows(self, stack: RawStack) -> bool:
-        """Whether a conflict has been found by a write at the line of ``stack``."""
-        return any(is_written_at(conflict, stack) for conflict in self._found)
+        """Whether a conflict has been found by a write at the line of ``stack``, and not measured as harmless."""
+        return any(is_written_at(conflict, stack) for conflict in self._found if not conflict.is_harmless)
 
     def has(self, key: Any) -> bool:
         """Whether the conflict known by ``key`` has been found."""

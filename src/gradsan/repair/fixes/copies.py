@@ -179,7 +179,7 @@ def record_change(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     if any(fix.kind == "record_the_change" and fix.lines for fix in diagnosis.fixes):
         return ()
     if (diagnosis.cause == "no_grad_write" and len(written) > 1) or diagnosis.cause == "result_overwritten":
-        lines = _whole_block(written) or (_all_recorded(written[0]) if written else ())
+        lines = (_all_recorded(written[0]) if written else ()) or _whole_block(written)
         values = {"name": "?" if diagnosis.tensor is None else diagnosis.tensor.name or "?"}
         how = Message("help.record_the_change_how", values)
         summary = Message("help.record_the_change", values)
@@ -239,13 +239,13 @@ def _whole_block(written: Sequence[Label]) -> tuple[tuple[str, int, str], ...]:
 
 
 def _all_recorded(label: Label) -> Lines:
-    """A ``no_grad`` block that only writes to several names, one after the other: each bound anew, and no block."""
+    """A ``no_grad`` block that only writes to names, one after the other: each bound anew, and no block."""
     place = next(iter(blocks.placements(label)), None)
     block = None if place is None else place.source.parents[place.statement][0]
     if place is None or not isinstance(block, ast.With) or not blocks.switches_grad_off(block):
         return ()
     source, texts = place.source, dict[int, str]()
-    if len(block.items) > 1 or len(block.body) < 2 or not all(is_whole_lines(source, one) for one in block.body):
+    if len(block.items) > 1 or not all(is_whole_lines(source, one) for one in block.body):
         return ()
     for node in block.body:
         frame = frame_of(source, node, label.frame)

@@ -13,7 +13,8 @@ from gradsan.source.flow.modules import shape_in_source
 from gradsan.source.flow.targets import target_at
 from gradsan.source.identifiers import Binding, bindings_of, binds, imported_as, leaf_name, local_nodes
 from gradsan.source.locate import statement_at
-from gradsan.source.rewrite.out_of_place import augmented_value, chain_value
+from gradsan.source.operators import augmented_value
+from gradsan.source.rewrite.out_of_place import chain_value
 from gradsan.source.rewrite.rebinding import can_rebind
 from gradsan.source.rewrite.scatter import whole_of_part
 from gradsan.source.tree import FunctionNode, SourceFile, Span

@@ -27,6 +27,7 @@ from gradsan.source.methods import (
     is_inplace_name,
     same_operation,
 )
+from gradsan.source.operators import augmented_value
 from gradsan.source.rewrite.rebinding import (
     bound_ahead,
     bound_to_result,
@@ -39,23 +40,6 @@ from gradsan.source.rewrite.rebinding import (
 from gradsan.source.tree import SourceFile, Span
 
 _KIND = "out_of_place"
-_BINDING_STRENGTH: dict[type[ast.operator], int] = {
-    getattr(ast, name): strength
-    for strength, names in (
-        (1, "BitOr"),
-        (2, "BitXor"),
-        (3, "BitAnd"),
-        (4, "LShift RShift"),
-        (5, "Add Sub"),
-        (8, "Pow"),
-    )
-    for name in names.split()
-} | dict.fromkeys((ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.MatMult), 6)
-_UNARY_STRENGTH = 7
-_SELF_CONTAINED = (
-    *(ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.Constant, ast.List, ast.Dict, ast.Set),
-    *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.JoinedStr),
-)
 
 
 def out_of_place(frame: Frame, op: str) -> Change | None:
@@ -249,17 +233,6 @@ def written_for_caller(frame: Frame, op: str) -> bool:
     return found is not None and is_written_for_caller(found[0].source, found[1].node, found[0].node)
 
 
-def augmented_value(source: SourceFile, node: ast.AugAssign) -> str | None:
-    """``x + y`` of ``x += y``; None where the syntax is not supported."""
-    target, whole = source.span(node.target), source.span(node)
-    between = Span(target.end_line, target.end_column, whole.end_line, whole.end_column)
-    operator, equals, value = source.slice(between).lstrip(" \t").partition("=")
-    if not equals or operator.strip("+-*/%@&|^<>"):
-        return None
-    value = value.strip()
-    return f"{source.text(node.target)} {operator} {value if _stands_alone(source, node) else f'({value})'}"
-
-
 def chain_value(source: SourceFile, call: ast.Call) -> tuple[ast.Call, str] | None:
     """The outermost call of the chain of in-place calls around ``call``, and its text made out of place."""
     rewritten = _rewrite_chain(source, call)
@@ -278,20 +251,6 @@ def _augmented(source: SourceFile, node: ast.AugAssign) -> Change | None:
     return edited(source, [Edit(source.span(node), new)], _KIND, notes_on_rebinding(source, node.target))
 
 
-def _stands_alone(source: SourceFile, node: ast.AugAssign) -> bool:
-    """Whether the right side needs no parentheses after ``x <operator>``: it binds tighter, or has some already."""
-    value, whole = source.span(node.value), source.span(node)
-    if (value.end_line, value.end_column) != (whole.end_line, whole.end_column):
-        return True
-    if isinstance(node.value, ast.BinOp):
-        return _BINDING_STRENGTH[type(node.value.op)] > _BINDING_STRENGTH[type(node.op)]
-    if isinstance(node.value, ast.UnaryOp):
-        return not isinstance(node.value.op, ast.Not) and _BINDING_STRENGTH[type(node.op)] != _UNARY_STRENGTH
-    if isinstance(node.value, ast.Tuple):
-        return source.slice(value).startswith("(")
-    return isinstance(node.value, _SELF_CONTAINED)
-
-
 @dataclass(frozen=True, slots=True)
 class _Rewritten:
     """The edits that make a chain of in-place calls out of place, and the outermost call of the chain."""
@@ -303,7 +262,7 @@ class _Rewritten:
 def _call(source: SourceFile, call: ast.Call, target: ast.expr) -> Change | None:
     rewritten = _rewrite_chain(source, call)
     if rewritten is None:
-        return None
+        return _step_by_step(source, call, target)
     top, name = rewritten.outermost, source.text(target)
     notes = notes_on_rebinding(source, target)
     binding = bound_to_result(source, top, target, name)
@@ -311,6 +270,33 @@ def _call(source: SourceFile, call: ast.Call, target: ast.expr) -> Change | None
         return edited(source, [*rewritten.edits, *binding], _KIND, notes)
     ahead = bound_ahead(source, top, target, text_with(source, source.span(top), rewritten.edits))
     return None if ahead is None else edited(source, ahead, _KIND, notes)
+
+
+def _step_by_step(source: SourceFile, call: ast.Call, target: ast.expr) -> Change | None:
+    """``x = x.sub(x.mean())`` and ``x = x.div(x.std())`` for the statement ``x.sub_(x.mean()).div_(x.std())``.
+
+    Each step reads what those before have left in ``x``.
+    """
+    while (outer := _outer_call(source, call)) is not None:
+        call = outer
+    statement, name = source.parents[call][0], source.text(target)
+    head = source.indent(source.span(statement))
+    rows: list[str] = []
+    base: ast.expr = call
+    while isinstance(base, ast.Call) and isinstance(base.func, ast.Attribute):
+        edits = _method(source, base, target, is_fresh=True)
+        if not edits:
+            return None
+        made = text_with(source, source.span(base), edits)
+        rows = [f"{name} = {name}{made.removeprefix(source.text(base.func.value))}", *rows]
+        base = base.func.value
+    if not isinstance(statement, ast.Expr) or head.strip() or chain_key(base) != chain_key(target):
+        return None
+    if len(rows) < 2 or not can_rebind(source, target):
+        return None
+    return edited(
+        source, [Edit(source.span(statement), f"\n{head}".join(rows))], _KIND, notes_on_rebinding(source, target)
+    )
 
 
 def _rewrite_chain(source: SourceFile, call: ast.Call) -> _Rewritten | None:
