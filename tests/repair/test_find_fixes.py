@@ -131,6 +131,19 @@ a += 1
 b *= 2
 (a + b).sum().backward()
 """
+MASKED = """
+net = torch.nn.Linear(3, 4)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(3):
+    x = torch.randn(5, 3)
+    hidden = net(x)
+    with torch.no_grad():
+        hidden[x.sum(1) < 0] = 0.0
+    loss = (hidden + hidden.mean(0)).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
 REFUSED = {
     "out_of_place clone_before_mutation preserved": """
 wave = torch.nn.Linear(2, 6)(torch.randn(2))
@@ -486,6 +499,12 @@ def test_a_step_between_two_losses(tmp_path, monkeypatch):
 def test_only_a_write_that_nobody_meant_may_be_lost(tmp_path, monkeypatch, kinds):
     *these, meaning = kinds.split()
     assert set(passed(search(tmp_path, monkeypatch, REFUSED[kinds]))) == {(one, meaning) for one in these}
+
+
+def test_a_recorded_change_needs_no_copy_of_what_nothing_has_saved(tmp_path, monkeypatch):
+    found = search(tmp_path, monkeypatch, MASKED)
+    assert passed(found) == [("out_of_place", "changed")] * 2
+    assert [".clone()" in one.diff for one in found.diagnoses[0].fixes] == [False, True]
 
 
 def test_a_carried_state_is_cut(tmp_path, monkeypatch):

@@ -173,6 +173,9 @@ def anew_for_context(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     )
 
 
+_COPY = re.compile(r"^ *([\w.]+) = \1\.clone\(\)\n", re.MULTILINE)
+
+
 def record_change(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     """The write outside of its ``no_grad`` block, out of place; without ``.data``, to a copy; an alias made anew."""
     written = blocks.labels(diagnosis, "written")
@@ -197,7 +200,10 @@ def record_change(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     record = record or new
     lines = _recorded(written[0], *target)
     if record is not None and lines:
-        found.append(replace(record, lines=lines, applicability="review"))
+        # Where autograd has saved the value, the write alone ends the run.
+        alone = tuple((file, line, _COPY.sub("", text)) for file, line, text in lines)
+        each = (lines, alone) if alone != lines else (lines,)
+        found += [replace(record, lines=one, applicability="review") for one in each]
     # A tensor written by its own name is changed on purpose: a copy of it would have no graph.
     if copy is not None and not lines:
         for change in _new_or_copy(written[0]):
