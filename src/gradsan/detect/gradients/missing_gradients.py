@@ -221,6 +221,8 @@ class MissingGradients(Detector):
         if not is_frozen:
             # A program that updates by hand may step an optimizer for the sake of its schedule alone.
             self._unfed.append((Noted(self._core, held), failure))
+            # As a function returns, its optimizer still holds them.
+            weakref.finalize(optimizer, self._look_at_unfed, is_last=False).atexit = False
 
     def _note_cut_off(
         self, optimizer: Optimizer, missing: list[Any], held: list[Any], counts: dict[str, int], frame: FrameType
@@ -391,7 +393,8 @@ def _is_placeholder(parameter: Clue, frame: FrameType) -> bool:
     made, attribute = None if parameter.site is None else parameter.site.user_frame, parameter.values.get("attribute")
     if made is None or attribute is None:
         # The optimizer was given the list or the variable.
-        return not source.reads_value_of(frame.f_code.co_filename, re.split(r"[.\[]", parameter.name)[0], times=1)
+        held = re.split(r"[.\[]", parameter.name.removeprefix("self."))[0]
+        return not source.reads_value_of(frame.f_code.co_filename, held, times=1)
     return not source.reads_value_of(made.file, str(attribute))
 
 
