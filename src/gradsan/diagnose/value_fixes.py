@@ -101,6 +101,8 @@ def for_context(facts: Facts) -> tuple[Fix, ...]:
     if defined is not None:
         kept = source.kept_on_context(defined, attribute.partition(".")[0])
         copied = source.changed_at(kept, lambda frame: source.clone_at_save(frame, f"ctx.{attribute}"))
+        if "[" in attribute:
+            copied = source.changed_lines(defined.file, source.copy_element_kept(defined, attribute))
         changes = source.save_for_backward(defined, attribute)
         lines = tuple(line for change in changes for line in source.changed_lines(defined.file, change))
     checked = _function_fix("save_for_backward", facts, lines, "changed")

@@ -138,7 +138,7 @@ _NAMES = {
         "all_under_no_grad cut_before_written detach_behind_loop own_name_in_forward reads_filled second_name_anew"
     ),
     "rewrite.functions": (
-        "copy_saved_early earlier_reads gradients_for_inputs kept_on_context mark_dirty name_kept "
+        "copy_element_kept copy_saved_early earlier_reads gradients_for_inputs kept_on_context mark_dirty name_kept "
         "save_for_backward saved_early without_once_differentiable"
     ),
     "rewrite.given": "may_step steps_one_of",

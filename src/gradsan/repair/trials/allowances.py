@@ -243,8 +243,16 @@ def _copies(gradients: Any) -> tuple[Any, ...]:
 
 def _own_context(node: Node) -> None:
     for name, kept in list(vars(node).items()):
-        if torch.is_tensor(kept):
-            setattr(node, name, kept.clone())
+        setattr(node, name, _with_copies(kept))
+
+
+def _with_copies(kept: Any) -> Any:
+    """``kept`` with copies of its tensors, also within plain containers."""
+    if type(kept) in (list, tuple):
+        return type(kept)(map(_with_copies, kept))
+    if type(kept) is dict:
+        return {key: _with_copies(one) for key, one in kept.items()}
+    return kept.clone() if torch.is_tensor(kept) else kept
 
 
 def _look_at_applied(look: Callable[[Any], object]) -> None:

@@ -76,9 +76,25 @@ def name_kept(frame: Frame, attribute: str) -> str | None:
 
     An element is that of a tuple, a list or a dict: ``ctx.kept = (x.detach(), mask)``.
     """
+    found = _value_kept(frame, attribute)
+    value = None if found is None else found[1]
+    while value is not None and (inner := _same_memory(value)) is not None:
+        value = inner
+    return None if value is None else chain_key(value)
+
+
+def copy_element_kept(frame: Frame, attribute: str) -> Change | None:
+    """``ctx.kept = [x.clone(), mask]`` for the attribute ``kept[0]``; ``frame`` defines forward."""
+    found = _value_kept(frame, attribute)
+    if found is None or not isinstance(found[1], ast.Name | ast.Attribute | ast.Call | ast.Subscript):
+        return None
+    return edited(found[0], [Edit.after(found[0].span(found[1]), ".clone()")], "copy_on_context")
+
+
+def _value_kept(frame: Frame, attribute: str) -> tuple[SourceFile, ast.expr] | None:
     found, (attribute, _, element) = function_at(frame), attribute.partition("[")
     kept = [] if found is None else [node for _, node in _kept(*found, attribute)]
-    if len(kept) != 1:
+    if found is None or len(kept) != 1:
         return None
     target, value = kept[0].targets[0], kept[0].value
     if isinstance(target, ast.Tuple):
@@ -91,10 +107,10 @@ def name_kept(frame: Frame, attribute: str) -> str | None:
         held = {f"{at}]": one for at, one in enumerate(elements)}
         if isinstance(value, ast.Dict):
             held = {f"{key and ast.unparse(key)}]": one for key, one in zip(value.keys, value.values, strict=True)}
-        value = held.get(element, target)
-    while (inner := _same_memory(value)) is not None:
-        value = inner
-    return chain_key(value)
+        if element not in held:
+            return None
+        value = held[element]
+    return found[0], value
 
 
 def _same_memory(value: ast.expr) -> ast.expr | None:
