@@ -147,3 +147,15 @@ def test_an_array_shared_once_and_filled_in_a_loop_is_copied_where_it_is_read() 
     first, second = found.fixes
     assert "model(camera.frame.clone())" in first.lines[0][2]
     assert "torch.from_numpy(self.pixels).clone()" in second.lines[0][2]
+
+
+def test_no_copy_is_advised_for_a_weight_that_an_array_is_to_bound() -> None:
+    model = torch.nn.Linear(3, 2)
+    with gradsan.watch() as watch:
+        weight = model.weight.detach().numpy()
+        for _ in range(2):
+            loss = model(torch.ones(1, 3, requires_grad=True)).sum()
+            np.clip(weight * 0.5, -0.1, 0.1, out=weight)
+            loss.backward()
+    found = next(one for one in watch.diagnoses if one.code == "GS203")
+    assert [fix.kind for fix in found.fixes] == ["reorder_update"]

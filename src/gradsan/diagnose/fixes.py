@@ -108,6 +108,8 @@ def copy_handed_out(facts: Facts) -> tuple[Fix, ...]:
     if not copies.lines:
         return ()
     is_each_round = any(_is_shared_each_round(write.site, facts.conflict.save.site) for write in writes)
+    if facts.name_kind == "parameter" and not is_each_round:
+        return advice(facts, "reorder_update", "preserved")  # Writes that are to reach the parameter.
     at_use = () if is_each_round else _copy_for_autograd(facts)
     return (*at_use, _fix("clone_before_mutation", "preserved", facts, copies.lines, summary="help.copy_handed_out"))
 
