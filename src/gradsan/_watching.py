@@ -45,6 +45,7 @@ from gradsan.detect.one_tensor.kept_references import KeptReferences
 from gradsan.detect.one_tensor.kept_states import KeptStates
 from gradsan.detect.one_tensor.own_operands import OwnOperands
 from gradsan.detect.one_tensor.second_names import SecondNames
+from gradsan.detect.one_tensor.windows import Windows
 from gradsan.detect.prescan import Prescan, bypass_of
 from gradsan.detect.wrapped import Wrapped
 from gradsan.errors.watched import WatchedErrors
@@ -103,6 +104,7 @@ DETECTORS: tuple[type[Detector], ...] = (
     NumberTerms,
     WrittenValues,
     UnrecordedReads,
+    Windows,
     SpentGradients,
     IdleSchedules,
     Unowned,

@@ -97,6 +97,7 @@ _CAUSES: Mapping[str, Callable[[Failure], Diagnosis | None]] = {
         (one_tensor.memory_of_array, ("memory_of_array",)),
         (one_tensor.own_operand, ("own_operand", "own_difference")),
         (one_tensor.own_state, ("own_state",)),
+        (expanded.windows_written, ("windows_written",)),
         (one_tensor.parameters, ("parameters_are_one",)),
         (one_tensor.shared_state, ("optimizer_state_shared",)),
         (one_tensor.expanded_rows, ("rows_are_one",)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
@@ -27,6 +28,34 @@ def expanded_written(failure: Failure) -> Diagnosis | None:
             *copy_where_made(failure, values),
             *statements.new_tensor(failure, values)[:1],
         ),
+    )
+
+
+def windows_written(failure: Failure) -> Diagnosis | None:
+    """A warning, where PyTorch let windows that overlap be written."""
+    written = failure.clue("written")
+    frame = None if written is None else written.user_frame
+    name = None if frame is None or written is None else source.written_expression(frame, written.op or "")
+    if written is None or frame is None or name is None:
+        return None
+    values = {"name": name, "op": label_texts.as_written(written.op)}
+    made = source.definition_of(frame, name)
+    label = None if made is None or made.is_loop else Message("label.bound", {"name": name, "value": made.value})
+    once = Message("help.written_apart_how", {"name": name})
+    copied = parts.fix("clone_before_mutation", "changed", values, lines=copied_where_made(frame, name))
+    return parts.diagnosis(
+        failure,
+        "GS308",
+        "expanded_written",
+        values=values,
+        severity="warning",
+        words="windows_written",
+        labels=(
+            *(() if made is None or label is None else statements.at_frame("created", made.frame, label)),
+            *parts.label_of(written, "written", "label.expanded_written_late", values),
+        ),
+        tensor=parts.tensor_of(written, name),
+        fixes=(replace(copied, how_changed=once),),
     )
 
 
