@@ -20,6 +20,9 @@ _MASKED = ["z = z.masked_fill(z < 0, 0)"]
         ("d = z.detach()\nother(d)", {1: "mul_"}, []),
         ("d, e = z.detach(), 1; d.mul_(2)", {0: "mul_"}, []),
         ("z.mul_(2)", {0: "mul_"}, []),
+        ("with torch.no_grad():\n    d = z.detach()\n    d.mul_(2)", {2: "mul_"}, []),
+        ("with torch.no_grad():\n    z.data.mul_(2)", {1: "mul_"}, []),
+        ("if limit:\n    d = z.detach()\nd.mul_(2)", {2: "mul_"}, []),
         ("o = limit.detach()\nz.data.mul_(2)\no.mul_(2)", {1: "mul_", 2: "mul_"}, []),
     ],
 )  # fmt: skip
@@ -38,6 +41,7 @@ def test_writes_by_a_second_name_are_bound_to_the_own_one(lines, written, made, 
         ("@torch.no_grad()\n", "    teacher.update(z)\n", "z", False),
         ("@torch.no_grad()\n", "", "None", False),
         ("@torch.no_grad()\n@staticmethod\n", "", "z", False),
+        ("@torch.no_grad()\n", "    d = z.detach()\n", "z", False),
         ("", "", "z", False),
     ],
 )

@@ -41,10 +41,12 @@ def recorded(facts: Facts, name: str | Message) -> tuple[Fix, ...]:
 
 
 def recorded_by_name(facts: Facts) -> tuple[Fix, ...]:
-    """The same for all writes, where the source shows the tensor's own name for each of them; else empty."""
-    sites = _sites(facts)
-    written = zip([site.shown_frame for site in sites], facts.writes or facts.missed, strict=True)
-    lines = source.recorded_by_name([(frame, write.op) for frame, write in written if frame is not None])
+    """The same for all writes, where the source shows the tensor's own name for each of them; else empty.
+
+    Rounded values have no derivative: there the gradient of the value before is meant.
+    """
+    written = [(frame, write.op) for write in facts.writes or facts.missed if (frame := write.site.shown_frame)]
+    lines = () if any(source.makes_discrete(frame) for frame, _ in written) else source.recorded_by_name(written)
     name = lines[-1][2].partition(" = ")[0].strip() if lines else ""
     return (Fix.worded("help.record_the_change", {"name": name}, lines),) if lines else ()
 

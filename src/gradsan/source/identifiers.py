@@ -273,8 +273,10 @@ def _bound_inside(statement: ast.stmt) -> Iterator[Binding]:
             # ``hs.add(h)`` alone fills a set; ``y = x.add(h)`` is arithmetic.
             adds = node.func.attr in ADDING and isinstance(statement, ast.Expr) and statement.value is node
             writes = is_inplace_method(node.func.attr) and node.func.attr not in CHANGING_METADATA
-            if key is not None and (adds or writes):
-                value = next((one for one in reversed(node.args) if not isinstance(one, ast.Constant)), None)
+            value = next((one for one in reversed(node.args) if not isinstance(one, ast.Constant)), None)
+            # A step of a chain that takes a number adds nothing to what the chain computes with.
+            is_step = isinstance(node.func.value, ast.Call)
+            if key is not None and (adds or writes) and not (is_step and value is None):
                 value = value or next(iter(node.args), None)
                 forgets = node.func.attr in _FORGETTING
                 yield Binding(key, statement, value, forgets, not forgets, node.func.attr)

@@ -9,15 +9,15 @@ Row: ``windows_written``. Role: ``written`` (the write; ``op``; ``values``: ``sh
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from gradsan import _torch
 from gradsan.detect.meaning.rounds import RoundDetector
-from gradsan.graph import conflicts
 from gradsan.model import Clue, Failure
-from gradsan.overlap import covers_itself
 from gradsan.record.stacks import is_of_program, symbolise
 
 ROW = "windows_written"
@@ -40,7 +40,7 @@ class Windows(RoundDetector):
         target: torch.Tensor = args[0]
         if target.layout is not torch.strided or target.is_contiguous():
             return
-        if not covers_itself(conflicts.tensor_info(target, was_leaf=False).region):
+        if not _share_elements(target.shape, target.stride()):
             return
         stack = self._core.stack(_LISTENER_FRAMES)
         if stack in self._described or not is_of_program(stack):
@@ -49,3 +49,12 @@ class Windows(RoundDetector):
         written = symbolise(stack)
         clue = Clue("written", written, op=op, values=_torch.facts_of(target))
         self._found(Failure(ROW, "", "", written, (clue,), raised=False))
+
+
+def _share_elements(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a step along one dimension leads to where several steps along another do, as in windows of one row."""
+    dims = [(stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1]
+    return 0 not in shape and any(
+        stride > 0 and outer % stride == 0 and outer // stride < size
+        for (outer, _), (stride, size) in itertools.permutations(dims, 2)
+    )

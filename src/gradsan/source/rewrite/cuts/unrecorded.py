@@ -9,14 +9,14 @@ from typing import TypeAlias
 
 from gradsan.model import Frame, Lines
 from gradsan.source.change import Edit, changed_lines, edited_lines
-from gradsan.source.flow.cuts import mode_of_decorators
+from gradsan.source.flow.cuts import mode_around, mode_of_decorators
 from gradsan.source.identifiers import local_nodes
 from gradsan.source.locate import statement_at
 from gradsan.source.rewrite.leaves import reads_later
 from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.rewrite.out_of_place import out_of_place
 from gradsan.source.rewrite.scatter import part_out_of_place
-from gradsan.source.tree import ScopeNode, SourceFile, lines_read_as
+from gradsan.source.tree import ScopeNode, SourceFile, lines_read_as, parses
 
 _Second: TypeAlias = dict[str, tuple[str, ast.Assign]]
 
@@ -26,7 +26,8 @@ def recorded_by_name(written: Sequence[tuple[Frame, str]]) -> Lines:
 
     ``d = z.detach()`` and ``d /= d.norm()`` become ``z = z / z.norm()``, ``z.data[z < 0] = 0`` becomes
     ``z = z.masked_fill(z < 0, 0)``, and a function that only computes leaves its ``@torch.no_grad()``. Empty where the
-    second name has another use, where nothing reads the tensor afterwards, or where a write has no counterpart.
+    second name has another use, where nothing reads the tensor afterwards, where a write has no counterpart, or where
+    ``no_grad`` stays around it.
     """
     found = [(statement_at(frame), frame, op) for frame, op in dict.fromkeys(written)]
     places = {one.node: (one, frame, op) for one, frame, op in found if one is not None}
@@ -43,6 +44,8 @@ def recorded_by_name(written: Sequence[tuple[Frame, str]]) -> Lines:
         return ()
     gone = _without_second_name(source, scope, name, second, places)
     left = _without_decorator(source, scope, places)
+    if any(_is_under_no_grad(source, node, scope, left) for node in places):
+        return ()
     if gone is None or not (gone or left or any(_past_graph(node, name, {}) for node in places)):
         return ()
     lines = {line: text for _, line, text in edited_lines(source, [*_by_name(source, places, name, second)])}
@@ -55,7 +58,16 @@ def recorded_by_name(written: Sequence[tuple[Frame, str]]) -> Lines:
             if not new:
                 return ()
             lines |= {line: text for _, line, text in new}
-    return tuple((source.file, line, text) for line, text in sorted({**lines, **gone, **left}.items()))
+    lines |= {**gone, **left}
+    kept = (lines.get(number, row) for number, row in enumerate(source.lines, 1) if lines.get(number) != "")
+    return tuple((source.file, *line) for line in sorted(lines.items())) if parses("\n".join(kept)) else ()
+
+
+def _is_under_no_grad(source: SourceFile, node: ast.stmt, scope: ScopeNode, left: dict[int, str]) -> bool:
+    function = None if isinstance(scope, ast.Module) else scope
+    if mode_around(source, node, function) is not None:
+        return True
+    return function is not None and not left and mode_of_decorators(function) is not None
 
 
 def _second_names(source: SourceFile, scope: ScopeNode) -> _Second:
