@@ -28,7 +28,7 @@ def no_grad_write(facts: Facts) -> Diagnosis | None:
         facts,
         "GS215",
         "no_grad_write",
-        severity="warning",
+        severity="note" if facts.is_undone else "warning",
         values=values,
         explanation=f"no_grad_write.{recorded}",
         labels=(
