@@ -3,6 +3,8 @@
 import textwrap
 
 from cases import each
+from gradsan.model import Frame
+from gradsan.source import detach_after_yield
 from gradsan.source.flow.rounds import bound_each_round
 from gradsan.source.flow.transient import of_one_round
 
@@ -53,3 +55,29 @@ def test_what_is_read_in_some_rounds_only_is_not_of_one_round(tmp_path):
         file = tmp_path / f"loop{number}.py"
         file.write_text(head + reader)
         assert of_one_round(str(file), 4) == wanted, reader
+
+
+@each(
+    "loop, is_each",
+    [
+        ("for value in stream():\n    loss(value).backward()", True),
+        ("for epoch in range(3):\n    for value in stream():\n        loss(value).backward()", True),
+        ("it = stream()\nfor epoch in range(3):\n    value = next(it)\n    loss(value).backward()", True),
+        ("for value in stream():\n    kept.append(value)\n    if full(kept):\n        loss(kept).backward()", False),
+        (
+            "it = stream()\nfor epoch in range(3):\n    for _ in range(4):\n        next(it)\n    loss().backward()",
+            False,
+        ),
+        ("for epoch in range(3):\n    for value in stream():\n        pass\n    loss().backward()", False),
+    ],
+)
+def test_a_state_of_a_generator_is_detached_where_each_value_has_its_backward(loop, is_each, tmp_path):
+    head = "def stream():\n    h = start()\n    while True:\n        h = cell(h)\n        yield h\n"
+    file = tmp_path / "program.py"
+    file.write_text(head + loop + "\n")
+    lines = (head + loop).split("\n")
+    taken = next(n for n, line in enumerate(lines, 1) if n > 5 and ("in stream()" in line or "next(" in line))
+    used = next(n for n, line in enumerate(lines, 1) if ".backward()" in line)
+    at = (Frame(str(file), line, "<module>") for line in (taken, used))
+    change = detach_after_yield(Frame(str(file), 4, "stream"), {"h": "tensor"}, next(at), [next(at)])
+    assert (change is not None and "h = h.detach()" in change.new) == is_each

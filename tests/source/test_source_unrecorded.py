@@ -20,6 +20,7 @@ _MASKED = ["z = z.masked_fill(z < 0, 0)"]
         ("d = z.detach()\nother(d)", {1: "mul_"}, []),
         ("d, e = z.detach(), 1; d.mul_(2)", {0: "mul_"}, []),
         ("z.mul_(2)", {0: "mul_"}, []),
+        ("d = z.detach()\nz = net(z)\nd.mul_(2)", {2: "mul_"}, []),
         ("with torch.no_grad():\n    d = z.detach()\n    d.mul_(2)", {2: "mul_"}, []),
         ("with torch.no_grad():\n    z.data.mul_(2)", {1: "mul_"}, []),
         ("if limit:\n    d = z.detach()\nd.mul_(2)", {2: "mul_"}, []),

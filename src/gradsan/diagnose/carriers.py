@@ -104,11 +104,10 @@ def cut(used: Site, updated: Site | None, carrier: Carrier) -> tuple[source.Chan
     parameters.
     """
     use = used.user_frames
-    if not carrier.in_round and carrier.bound_at is not None:
-        shapes: dict[str, source.Shape] = {
-            carrier.name: source.shape_bound_at(carrier.bound_at, carrier.name) or "tensor"
-        }
-        behind = source.detach_after_yield(carrier.bound_at, shapes)
+    if not carrier.in_round and carrier.bound_at is not None and carrier.callers:
+        shape = source.shape_bound_at(carrier.bound_at, carrier.name)
+        carried: dict[str, source.Shape] = {carrier.name: shape or "tensor"}
+        behind = source.detach_after_yield(carrier.bound_at, carried, carrier.callers[-1], use)
         return None if behind is None else (behind, carrier.bound_at)
     if not carrier.in_round or not 0 <= carrier.level < len(use):
         return None

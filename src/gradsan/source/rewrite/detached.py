@@ -24,6 +24,7 @@ from gradsan.source.identifiers import (
     local_nodes,
     parameters,
 )
+from gradsan.source.intent.conditions import is_conditional
 from gradsan.source.locate import Statement, expression_at, frame_of, statement_at
 from gradsan.source.methods import BACKWARDS, FUNCTIONS_MAKING_NEW, METADATA
 from gradsan.source.rewrite.renewing import fresh_name
@@ -322,10 +323,22 @@ def read_as_data(frame: Frame, name: str) -> tuple[str, Frame] | None:
     return statement.source.text(own[0]), place
 
 
-def detach_after_yield(bound_at: Frame, carried: Mapping[str, Shape]) -> Change | None:
-    """A line that detaches the names at the end of the loop in which a generator yields and binds them."""
-    statement = statement_at(bound_at)
+def detach_after_yield(
+    bound_at: Frame, carried: Mapping[str, Shape], taken: Frame, used: Sequence[Frame]
+) -> Change | None:
+    """A line that detaches the names at the end of the loop in which a generator yields and binds them.
+
+    Only where the backward, one of the frames ``used``, runs once for each value ``taken``: else the line would end the
+    graph within a round.
+    """
+    statement, source_of = statement_at(bound_at), statement_at(taken)
     loop = None if statement is None else yielding_loop(statement)
     if statement is None or not isinstance(loop, ast.For | ast.While) or isinstance(loop.body[-1], ast.Continue):
         return None
-    return detach_after(frame_of(statement.source, loop.body[-1], bound_at), carried)
+    around = () if source_of is None else source_of.loops
+    if source_of is not None and isinstance(source_of.node, ast.For):
+        around = (source_of.node,)
+    places = [statement_at(one) for one in used]
+    at = [depth for depth, one in enumerate(places) if one is not None and one.loops and one.loops[-1] in around[-1:]]
+    is_each = bool(at) and not any(map(is_conditional, used[at[-1] :]))
+    return detach_after(frame_of(statement.source, loop.body[-1], bound_at), carried) if is_each else None

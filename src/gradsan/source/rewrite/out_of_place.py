@@ -179,7 +179,7 @@ def recorded(frame: Frame, op: str, *, as_data: bool = False) -> Change | None:
         return None
     source, node = found[0].source, found[0].node
     written = node.target if isinstance(node, ast.AugAssign) else _called_on(node)
-    name = None if written is None else _past_the_graph(written)
+    name = None if written is None else past_the_graph(written)
     if name is None or not (isinstance(written, ast.Attribute) if as_data else can_rebind(source, name)):
         return None
     value: str | None = None
@@ -208,7 +208,7 @@ def _called_on(node: ast.AST) -> ast.expr | None:
     return node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
 
 
-def _past_the_graph(written: ast.expr) -> ast.Name | ast.Attribute | None:
+def past_the_graph(written: ast.expr) -> ast.Name | ast.Attribute | None:
     """``x`` of ``x.data`` and ``x.detach()``."""
     inner = _called_on(written) if isinstance(written, ast.Call) else written
     kind = "detach" if isinstance(written, ast.Call) else "data"

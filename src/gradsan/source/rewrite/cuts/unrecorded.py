@@ -14,7 +14,7 @@ from gradsan.source.identifiers import local_nodes
 from gradsan.source.locate import statement_at
 from gradsan.source.rewrite.leaves import reads_later
 from gradsan.source.rewrite.moving import is_whole_lines
-from gradsan.source.rewrite.out_of_place import out_of_place
+from gradsan.source.rewrite.out_of_place import out_of_place, past_the_graph
 from gradsan.source.rewrite.scatter import part_out_of_place
 from gradsan.source.tree import ScopeNode, SourceFile, lines_read_as, parses
 
@@ -87,12 +87,9 @@ def _second_names(source: SourceFile, scope: ScopeNode) -> _Second:
 
 
 def _past(value: ast.AST) -> str | None:
-    """``x`` of ``x.detach()`` and ``x.data``."""
-    is_call = isinstance(value, ast.Call) and not value.args and not value.keywords
-    read = value.func if isinstance(value, ast.Call) and is_call else value
-    if not isinstance(read, ast.Attribute) or read.attr != ("detach" if is_call else "data"):
-        return None
-    return read.value.id if isinstance(read.value, ast.Name) else None
+    """``x`` of ``x.detach()`` and ``x.data``, for a variable."""
+    name = past_the_graph(value) if isinstance(value, ast.expr) else None
+    return name.id if isinstance(name, ast.Name) else None
 
 
 def _own_name(node: ast.stmt, second: _Second) -> str | None:
@@ -130,11 +127,7 @@ def _by_name(source: SourceFile, places: Collection[ast.stmt], name: str, second
 
 
 def _without_second_name(
-    source: SourceFile,
-    scope: ScopeNode,
-    name: str,
-    second: _Second,
-    places: Collection[ast.stmt],
+    source: SourceFile, scope: ScopeNode, name: str, second: _Second, places: Collection[ast.stmt]
 ) -> dict[int, str] | None:
     """The lines that bind second names of ``name``, removed; None where one is read for anything but the writes."""
     inside = {one for node in places for one in ast.walk(node)}
@@ -146,6 +139,11 @@ def _without_second_name(
             continue
         if any(one not in inside for one in loads) or not is_whole_lines(source, statement):
             return None
+        # Bound anew in between, the own name is another tensor than the second one.
+        last = max(node.lineno for node in places)
+        names = (one for one in ast.walk(scope) if isinstance(one, ast.Name) and one.id == name)
+        if any(not isinstance(one.ctx, ast.Load) and statement.lineno < one.lineno <= last for one in names):
+            return None
         gone |= dict.fromkeys(range(source.span(statement).line, source.span(statement).end_line + 1), "")
     return gone
 
@@ -156,9 +154,8 @@ def _without_decorator(source: SourceFile, scope: ScopeNode, places: Collection[
         return {}
     (decorator, *others), rest = scope.decorator_list, set(scope.body) - set(places)
     does_more = any(not isinstance(one, ast.Return) and not _is_docstring(one) for one in rest)
-    return (
-        {} if others or does_more else dict.fromkeys(range(decorator.lineno, source.span(decorator).end_line + 1), "")
-    )
+    lines = range(decorator.lineno, source.span(decorator).end_line + 1)
+    return {} if others or does_more else dict.fromkeys(lines, "")
 
 
 def _is_docstring(node: ast.stmt) -> bool:
