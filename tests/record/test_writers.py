@@ -11,7 +11,7 @@ import torch
 
 from cases import each
 from gradsan import _torch
-from gradsan.record import log, writers, writes
+from gradsan.record import log, writes
 from gradsan.record.patches import Patches
 
 # Bound in Python under the operator's name, yet not something that may be wrapped; each with its reason.
@@ -38,8 +38,8 @@ def is_watched(value: Any) -> bool:
 
 def test_every_mutable_schema_with_a_binding_is_watched(core: Any) -> None:
     missing = []
-    for namespace, name, positions, _ in writers.mutable_schemas():
-        if namespace != "aten" or name in writers.WRITES_NO_DATA or name in NOT_WRAPPED:
+    for namespace, name, positions, _ in writes.mutable_schemas():
+        if namespace != "aten" or name in writes.WRITES_NO_DATA or name in NOT_WRAPPED:
             continue
         if 0 in positions and hasattr(torch.Tensor, name) and not is_watched(getattr(torch.Tensor, name)):
             missing.append(f"Tensor.{name}")
@@ -106,7 +106,7 @@ SUBJECTS = [
     lambda: torch.eye(2).to_sparse(),
     lambda: torch.ones(2, 2, dtype=torch.float64),
 ]
-METHODS = sorted({writer.op for writer in writers.tensor_methods()})
+METHODS = sorted({writer.op for writer in writes.tensor_methods()})
 # In-place methods that none of the trials above can call on a plain CPU tensor; each is still wrapped (first test).
 HARD_TO_CALL = {
     "sparse_resize_": "needs sparse geometry that only keeps its size",

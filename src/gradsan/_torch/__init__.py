@@ -6,7 +6,6 @@ Nothing outside this package may use a name of torch that starts with an undersc
 
 from __future__ import annotations
 
-from gradsan._torch.checkpoints import *
 from gradsan._torch.compilers import *
 from gradsan._torch.engine import *
 from gradsan._torch.finite import *

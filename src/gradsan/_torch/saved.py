@@ -34,7 +34,7 @@ from gradsan._torch.modes import hushed, without_dispatch_modes
 SAVED_TENSORS: Any = BackwardCFunction.saved_tensors
 
 _SHOWS_DATA = hasattr(torch._C._autograd.SavedTensor, "data")
-# Read past the properties shown to the program (user_hooks.py, handed_out.py).
+# Read past the properties shown to the program (user_hooks.py, default_hooks.py).
 _DATA: Any = vars(torch._C._autograd.SavedTensor).get("data")
 _UNPACK_HOOK: Any = vars(torch._C._autograd.SavedTensor).get("unpack_hook")
 _TENSOR_DATA: Any = vars(torch._C.TensorBase)["data"]
@@ -310,7 +310,7 @@ def _read(node: Node, attribute: str) -> tuple[Any, list[Any]]:
 def _read_under_guard(node: Node, attribute: str) -> tuple[Any, list[Any]]:
     shown: list[Any] = []
     given: list[_Standing] = []
-    # Gradsan's own property may replace it (handed_out.py).
+    # Gradsan's own property may replace it (default_hooks.py).
     is_function = attribute == "saved_tensors" and isinstance(node, BackwardCFunction)
     # Garbage collection may run finalisers of the program's, which must not be ended.
     with hushed(), without_dispatch_modes(), CollectorPaused():

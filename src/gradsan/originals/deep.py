@@ -20,9 +20,8 @@ from gradsan.graph import naming, walk
 from gradsan.model import Conflict, Deviation, Message
 from gradsan.originals import comparing, side_backward
 from gradsan.originals.comparing import Comparing, LiveValues, kept_in, saved_values
-from gradsan.originals.default_hooks import DefaultHooks, relays
+from gradsan.originals.default_hooks import DefaultHooks, HandedOut, relays
 from gradsan.originals.emptied import Emptied, freed
-from gradsan.originals.handed_out import HandedOut
 from gradsan.originals.originals import Kept, KnownOutside, Storages, cloned
 from gradsan.record.log import Core, RawStack
 from gradsan.record.patches import Patches
