@@ -64,7 +64,7 @@ CASES = [
 ]
 
 
-def first_form(folder, program, operation, reason, high=None):
+def first_form(folder, program, operation, reason, high=None, dtype="float32"):
     file = folder / "train.py"
     file.write_text(IMPORTS + program + "\n", encoding="utf-8")
     source = read_source(str(file))
@@ -72,12 +72,18 @@ def first_form(folder, program, operation, reason, high=None):
     node = next(one for one in ast.walk(source.module) if isinstance(one, ast.expr) and source.text(one) == text)
     span = source.span(node)
     frame = Frame(str(file), span.line, "<module>", span.column, span.end_line, span.end_column, is_user=True)
-    return next(iter(finite_forms(frame, reason, low=0.0, high=high)), None)
+    return next(iter(finite_forms(frame, reason, dtype=dtype, low=0.0, high=high)), None)
 
 
 @each(("program", "operation", "reason", "line"), CASES)
 def test_the_first_form(program, operation, reason, line, tmp_path):
     assert line in first_form(tmp_path, program, operation, reason).change.new.split("\n")
+
+
+def test_a_cast_that_overflows_is_left_out_unless_it_moves_the_tensor_too(tmp_path):
+    programs = ("h = x.half()", "h = w(x).to(torch.float16)", "h = x.to('cuda', torch.float16)")
+    forms = [first_form(tmp_path, one, None, "overflow", dtype="float16") for one in programs]
+    assert [form and form.change.new for form in forms] == ["h = x", "h = w(x)", None]
 
 
 def test_a_sum_that_is_no_count_may_be_less_than_one(tmp_path):

@@ -27,6 +27,19 @@ HARMFUL = {
             return (big * big).sum()  # origin
         """,
     ),
+    "forward: a cast to half precision, which has no Node that saves a value": (
+        "GS601",
+        1,
+        True,
+        """
+        weight = nn.Parameter(torch.ones(4))
+        parameters = [weight]
+        def loss_of(batch):
+            wide = (weight * (1e5 if batch else 1.0)).relu()
+            short = wide.to(torch.float16)  # origin
+            return (short * short).float().sum()
+        """,
+    ),
     "forward: the mean of nothing": (
         "GS601",
         2,

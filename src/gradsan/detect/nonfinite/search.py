@@ -22,7 +22,7 @@ from gradsan.graph import naming
 from gradsan.graph.naming import optimizers_alive
 from gradsan.model import Birth, Born, Message, NonFinite, NonFiniteSeen
 from gradsan.record.log import Core, RawStack
-from gradsan.record.patches import Patches
+from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward
 from gradsan.record.user_hooks import TensorHooks
@@ -31,6 +31,8 @@ _MOST = 100
 _VALUES = re.compile(r"\b(nan|inf|finite|infinite|infinity)\b", re.IGNORECASE)
 _LOSSES_KEPT = 8
 _NAMED = 8
+_CASTS = ("to", "half", "bfloat16", "float", "type")
+"""Methods that may make infinities of finite numbers, and are not logged: they save no tensor."""
 
 
 class NonFiniteSearch:
@@ -89,8 +91,15 @@ class NonFiniteSearch:
             if not (self._forward.is_harmless(args, result) or _torch.is_compiling()):
                 quietly(lambda: self._forward.on_result(op, args, kwargs, result))
 
+        def on_cast(name: str, _: object, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+            if args and result is not args[0]:
+                on_result(name, args, kwargs, result)
+
         self._quietly = quietly
         self._core.on_result = on_result
+        for name in _CASTS:
+            cast = standing(torch.Tensor, name)
+            patches.set(torch.Tensor, name, self._core.listener(cast, None, partial(on_cast, name)))
         self._backward.install(quietly)
         self._updates.install(patches, quietly)
         TensorHooks(self._core).install(patches)

@@ -27,6 +27,7 @@ _LAYERS = {
     "BCELoss": "binary_cross_entropy",
     "BCEWithLogitsLoss": "binary_cross_entropy_with_logits",
 }
+_CASTS = frozenset({"half", "to", "type"})
 _EMPTY = {"empty": "zeros", "empty_like": "zeros_like", "new_empty": "new_zeros", "empty_permuted": "zeros"}
 
 
@@ -192,6 +193,10 @@ def in_float32(frame: Frame, device: str) -> list[Change]:
     if found is None:
         return []
     source, node = found.source, found.node
+    if one is not None and one.op in _CASTS:
+        cast = edited(source, [Edit(source.span(node), source.text(one.operands[0]))], "float32_operation")
+        # ``x.to(device, dtype)`` moves x as well.
+        return [] if cast is None or len(one.arguments) + len(one.keywords) > 1 else [cast]
     given = list(one.operands) if one is not None else list(node.args) if isinstance(node, ast.Call) else []
     given = [operand for operand in given if isinstance(operand, ast.Name | ast.Attribute | ast.Call | ast.Subscript)]
     if not given or isinstance(node, ast.AugAssign):
