@@ -116,8 +116,8 @@ class ChangedValues(Detector):
         for number, node in by_number.items():
             for slot, saved in _torch.saved_slots(node):
                 # A value saved before a write is stale, and reported elsewhere.
-                raws = [raw for raw in writes.get(_storage_of(saved), ()) if raw.sequence <= number]
-                read = _read(node, number, slot, saved) if raws else None
+                raws = [raw for raw in writes.get(storage_of(saved), ()) if raw.sequence <= number]
+                read = read_of(node, number, slot, saved) if raws else None
                 if read is not None:
                     self._judge(backward, read, raws, by_number)
 
@@ -354,13 +354,14 @@ def passes_straight(maker: Any, writes: Sequence[tuple[Any, str]]) -> bool:
     return any(source.makes_discrete(frame) for frame in frames if frame is not None)
 
 
-def _storage_of(saved: Any) -> int:
+def storage_of(saved: Any) -> int:
+    """Return the memory of a saved tensor, in deep mode of the alias that is kept; 0 where it is unknown."""
     packed = _torch.packed_object(saved)
     held = packed.alias if isinstance(packed, Kept) else packed
     return _torch.storage_or_none(held) if _torch.is_tensor(held) else 0
 
 
-def _read(node: Node, number: int, slot: str, saved: Any) -> Read | None:
+def read_of(node: Node, number: int, slot: str, saved: Any) -> Read | None:
     """Return the value of a slot, with its Node; None where it is the Node's own result, or cannot be read."""
     if slot.startswith("result"):
         return None

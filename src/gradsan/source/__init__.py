@@ -107,7 +107,7 @@ _NAMES = {
     ),
     "intent.contents": (
         "adds_noise detached_for_copy elements_updated_by is_computed_by_program is_shifted_by_neighbours "
-        "is_state_of_loader is_left_to_caller makes_discrete operand_given spoils_data writes_at_random"
+        "is_labelled is_state_of_loader is_left_to_caller makes_discrete operand_given spoils_data writes_at_random"
     ),
     "intent.flags": (
         "Flag drops_result flags_set reads_flag reads_scale reads_value_of sets_own_flag told_to_require "

@@ -206,7 +206,8 @@ class ChangedAgain(Finder):
             is_noise = is_one_way and all(map(_is_noise, stacks)) and not source.is_of_copy(at, held)
             is_batch = is_of_batches and (source.takes_result(place) or source.returns_argument(place, name))
             if is_noise and (is_batch or (is_sum and (is_of_batches or (len(parts) == 1 and times >= _TIMES_ALONE)))):
-                how = {"is_factor": "", "is_shifted": "noise" if is_sum else "", "is_drift": "" if is_batch else "yes"}
+                is_state = not is_batch and not source.is_labelled(at, held)
+                how = {"is_factor": "", "is_shifted": "noise" if is_sum else "", "is_drift": "yes" if is_state else ""}
                 self._tell(used, stacks, parts, sites, name, ops, how)
                 return
         if is_sum and not is_of_loader:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.autograd.graph import Node
 
 from gradsan import _torch, source
+from gradsan.detect.changed_values import read_of, storage_of
 from gradsan.detect.meaning.made import Made, Making
 from gradsan.detect.meaning.terms.constant_terms import sums_below
 from gradsan.detect.meaning.terms.cut_terms import Cut
@@ -97,7 +98,9 @@ class Evidence:
         if is_own and is_whole and self._is_within(node, top):
             return "criterion"
         is_term = top.training and _torch.node_sequence(node) in set(sums_below(self._roots)) and _is_one_number(node)
-        return "own_term" if is_term and not _reads_gradients(self._stack) else None
+        if not is_term or _reads_gradients(self._stack):
+            return None
+        return "own_term_cut" if self._reads_trained(own) else "own_term"
 
     def is_parameter(self, leaf: Any, value: Node) -> bool:
         """Whether a leaf is meant as a parameter, of which only ``value``, computed before training, is kept.
@@ -178,6 +181,17 @@ class Evidence:
         codes = {code for one in own if (code := getattr(one, "__code__", None)) is not None}
         made = call_that_made(self._core, _torch.node_sequence(node), self._thread)
         return made is not None and not codes.isdisjoint(made.stack.codes)
+
+    def _reads_trained(self, own: list[Any]) -> bool:
+        """Whether what leads to no trained part reads what trained parts have computed, or read: it was detached."""
+        seen = set[int]()
+        for node in self._leads:
+            for slot, saved in _torch.saved_slots(node):
+                read = read_of(node, 0, slot, saved)
+                if slot.startswith("result") or (read is not None and read.maker is not None):
+                    seen.add(storage_of(saved))
+        behind = walk.each_behind(own)
+        return any(storage_of(saved) in seen - {0} for node in behind for _, saved in _torch.saved_slots(node))
 
     def _leading(self) -> set[Any]:
         """Return the Nodes that lead to a trained parameter."""

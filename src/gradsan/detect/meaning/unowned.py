@@ -26,6 +26,7 @@ head alone is trained, adapters, a discriminator), so one kind of evidence again
 ``criterion``     the same for parameters of a module that the program defines, such as a loss with weights: a method
                   of its combines them with results of trained parts
 ``own_term``      a term of the loss depends on it, and on nothing that is trained; nobody reads a ``.grad``
+``own_term_cut``  the same, and it is computed from detached values of trained parts
 
 Row: ``parameter_without_optimizer``. Roles: ``parameter`` (``name``; ``values``: ``shape``, ``dtype``, ``device``,
 ``evidence``, ``parameters``, their number; a site where it is ``remade``), ``holder`` (where the optimizer was made;
@@ -72,7 +73,7 @@ _STRENGTH = (
         "alone",
         "criterion",
     ),
-    *("unregistered_one", "left_out_end", "left_out_chosen", "own_term"),
+    *("unregistered_one", "left_out_end", "left_out_chosen", "own_term_cut", "own_term"),
 )
 
 

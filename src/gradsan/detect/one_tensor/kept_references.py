@@ -5,10 +5,10 @@ Checked at the 1st, 2nd and 4th backward of a line: a variable of the program's 
 this graph, and whose source reads it afterwards as if it were the earlier one. Reported if the backward has added to
 it.
 
-At the 2nd, 4th and 8th: lists that a function of the program has in one list, or unpacked together, and that hold the
-same gradients: those of several losses were meant. And a list or dict that holds the gradient of one leaf three times
-or more, and more often than at the look before, as a tensor or as an array over its memory. ``zero_()`` keeps that
-tensor, so all elements are the gradient of the last round.
+At the 2nd, 4th and 8th, and at the first step: lists that a function of the program has in one list or dict, or
+unpacked together, and that hold the same gradients: those of several losses were meant. And a list or dict that holds
+the gradient of one leaf three times or more, and more often than at the look before, as a tensor or as an array over
+its memory. ``zero_()`` keeps that tensor, so all elements are the gradient of the last round.
 
 And one tensor that is ``.grad`` of two parameters of one optimizer: at the 1st, 2nd, 4th and 8th backward of a line,
 which adds to the one and so to the other, and at the first step, where a loop over parameters has written ``p.grad``
@@ -105,6 +105,8 @@ class KeptReferences(Finder):
         self._weights: KeptWeights | None = None
         self._looks = 0
         self._kept = self._notes(list[_Kept]())
+        self._places = self._notes(dict[tuple[int, int, int], tuple[_torch.weak_tensor, RawStack]]())
+        """The gradients that a backward of the last of these rounds has found, whose lists a step may find full."""
         self._seen, self._counted = self._notes(set[Hashable]()), self._notes(dict[tuple[str, Any], int]())
 
     def forget(self) -> None:
@@ -118,6 +120,8 @@ class KeptReferences(Finder):
         if rounds <= _ROUNDS_OF_LISTS[-1] and not others_run(self._core, entry):
             filled = list(_filled(entry))
             reached = set(map(id, filled))
+            self._places.clear()
+            self._places.update((_place(one.grad), (_torch.weak_tensor(one), entry.stack)) for one in filled)
             every = [list(_torch.parameters_of(optimizer)) for optimizer, _ in self._making.optimizers()]
             # Another thread's backward may be writing the gradients of a model of its own.
             held = [leaves for leaves in every if not reached.isdisjoint(map(id, leaves))]
@@ -150,7 +154,13 @@ class KeptReferences(Finder):
 
     @_torch.hushed()
     def first_step(self, optimizer: Any) -> None:
-        """Report a gradient of two parameters that a loop over parameters has written for each of them."""
+        """Report a gradient of two parameters that a loop over parameters has written for each of them.
+
+        And lists that hold the same gradients, though each backward of this step was to have its own.
+        """
+        for listed, place, times in _equal_lists(self._places):
+            weak, stack = self._places[place]
+            self._tell_list(weak(), stack, listed, times)
         for first, second in _sharing(_torch.parameters_of(optimizer)):
             storage = _torch.storage_or_none(first.grad)
             raws = collections.defaultdict[tuple[Any, str], list[RawWrite]](list)
@@ -240,13 +250,17 @@ class KeptReferences(Finder):
                 held[one.path.partition("[")[0], place] += 1
         self._counted.update(held)
         found = [(*key, times) for key, times in held.items() if _TIMES <= times > before.get(key, times)]
-        for name, place, times in found[:1] or itertools.islice(_equal_lists(places), 1):
-            if (LISTED, name) not in self._seen:
-                self._seen.add((LISTED, name))
-                leaf = places[place]
-                gradient = f"{naming.name_of(leaf, sys._getframe(1)) or '?'}.grad"
-                clue = Clue("bound", name=name, op=gradient, values={**_torch.facts_of(leaf), "times": times})
-                self._found(Failure(LISTED, "", "", symbolise(entry.stack), (clue,), raised=False))
+        for name, place, times in found[:1] or _equal_lists(places):
+            self._tell_list(places[place], entry.stack, name, times)
+
+    def _tell_list(self, leaf: Any, stack: RawStack, name: str, times: int) -> None:
+        if (LISTED, name) not in self._seen:
+            from gradsan.detect.one_tensor.kept_weights import added_at
+
+            self._seen.add((LISTED, name))
+            gradient = f"{naming.name_of(leaf, sys._getframe(1)) or '?'}.grad"
+            values = {**_torch.facts_of(leaf), "times": times}
+            self._report_at(LISTED, stack, Clue("bound", added_at(symbolise(stack), name), name, gradient, values))
 
     def _look_at_best(self, entry: RawBackward) -> None:
         """Report what was kept beside the best score so far, and has changed with a parameter since."""
@@ -302,17 +316,19 @@ class KeptReferences(Finder):
             gradient = one.gradient()
             if gradient is not None and int(gradient._version) > one.version:
                 self._found(one.failure)
+                self._places.clear()
 
 
-def _equal_lists(places: dict[tuple[int, int, int], Any]) -> Iterator[tuple[str, tuple[int, int, int], int]]:
-    """Yield lists of lists that hold the same gradients: the name, the place of the first, and how often."""
-    for frame in _program_frames(sys._getframe(2)):
+def _equal_lists(places: dict[tuple[int, int, int], Any]) -> list[tuple[str, tuple[int, int, int], int]]:
+    """Return the first list, or dict, of lists that hold the same gradients: the name, the first's place, how often."""
+    for frame in _program_frames(sys._getframe(2)) if places else ():
         values = _torch.locals_of(frame)
         together = [
             (", ".join(one), [values.get(name) for name in one])
             for one in source.names_unpacked(frame.f_code.co_filename)
         ]
-        for name, held in [*values.items(), *together]:
+        for name, each in [*values.items(), *together]:
+            held = list(each.values()) if type(each) is dict else each
             if (
                 not isinstance(held, (list, tuple))
                 or not 1 < len(held) <= _ITEMS
@@ -322,7 +338,8 @@ def _equal_lists(places: dict[tuple[int, int, int], Any]) -> Iterator[tuple[str,
             inner = {_places_in(one) for one in held}
             first = next(iter(inner), ())
             if len(inner) == 1 and first and places.keys() >= set(first):
-                yield name, first[0], len(held)
+                return [(name, first[0], len(held))]
+    return []
 
 
 def _places_in(held: Any) -> tuple[tuple[int, int, int], ...]:

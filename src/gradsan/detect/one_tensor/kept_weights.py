@@ -49,10 +49,10 @@ class KeptWeights:
             if times > last and version < int(leaf._version) and name not in self._told:
                 self._told.add(name)
                 weight = naming.name_of(leaf, frame) or "?"
-                yield Clue("bound", _added_at(site, name), name, weight, {**_torch.facts_of(leaf), "times": times})
+                yield Clue("bound", added_at(site, name), name, weight, {**_torch.facts_of(leaf), "times": times})
 
 
-def _added_at(site: Site, name: str) -> Site | None:
+def added_at(site: Site, name: str) -> Site | None:
     """The line that adds to the list, in a file of the running functions."""
     lines = ((frame, source.line_adding(frame, name)) for frame in reversed(site.user_frames))
     return next((at_line(site, frame, line) for frame, line in lines if line is not None), None)

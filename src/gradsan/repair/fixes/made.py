@@ -151,7 +151,8 @@ def _given(value: ast.expr, name: str) -> tuple[str, bool] | None:
     parts = name.split(".")
     if len(parts) == 1:
         return (name, False) if name.isidentifier() else None
-    part = ".".join(parts[: min(one.count(".") + 1 for one in known)])
+    # ``self`` may be a trainer, which has no parameters itself.
+    part = ".".join(parts[: max(min(one.count(".") + 1 for one in known), 1 + (parts[0] == "self"))])
     return None if part in known or part == name or "[" in part else (part, True)
 
 

@@ -52,6 +52,29 @@ def _is_noise(node: ast.expr, frame: Frame, followed: frozenset[str] = frozenset
     return False
 
 
+def is_labelled(frame: Frame, name: str) -> bool:
+    """Whether ``name`` was bound together with a value that what is computed from it is compared with: a label.
+
+    ``x, y = xs[i], ys[i]`` or ``for x, y in rows``, with ``loss(net(x), y)`` or ``net(x) - y``.
+    """
+    bound, statement = binding_at(frame, name), statement_at(frame)
+    if bound is None or statement is None or statement.scope is None:
+        return False
+    tuples = (one for one in header_nodes(bound.statement) if isinstance(one, ast.Tuple))
+    together = ({part.id for part in one.elts if isinstance(part, ast.Name)} for one in tuples)
+    labels = {label for names in together if name in names for label in names - {name}}
+    for node in local_nodes(statement.scope) if labels else ():
+        parts: list[ast.expr] = []
+        if isinstance(node, ast.Call):
+            parts = node.args
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+            parts = [node.left, node.right]
+        has_label = any(isinstance(one, ast.Name) and one.id in labels for one in parts)
+        if has_label and not any(isinstance(one, ast.Name) and one.id == name for one in parts) and len(parts) > 1:
+            return True
+    return False
+
+
 def writes_at_random(frame: Frame) -> bool:
     """Whether the element write at ``frame`` chooses its elements by random numbers: ``x[torch.rand(n) < 0.1] = 0``."""
     statement = statement_at(frame)

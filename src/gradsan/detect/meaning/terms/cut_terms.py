@@ -98,6 +98,8 @@ class _Joined(NamedTuple):
     stack: RawStack
     name: str | None
     facts: dict[str, Any]
+    memory: _torch.weak_storage | None = None
+    """What was added element by element after it was written past autograd: no state, if it is gone soon."""
 
 
 class CutTerms(RoundDetector):
@@ -117,6 +119,8 @@ class CutTerms(RoundDetector):
         self._read_as_data = set[int]()
         run.get(Uncounted).on_data_read.append(self._data_read)
         self._joined: list[_Joined] = []
+        self._passing = self._notes(list[tuple[Any, _Joined]]())
+        """Sums with written memory that may be a state, to be looked at in the next round."""
         self._arrays = dict[Cut, None]()
         self._names = self._notes(dict[RawStack, str | None]())
         self._left = self._notes(dict[int, tuple[Any, Cut]]())
@@ -133,6 +137,7 @@ class CutTerms(RoundDetector):
 
     def begins(self, entry: RawBackward) -> bool:
         """Drop the values followed before."""
+        self._tell_passing()
         self._held.clear()
         self._filled.clear()
         self._read_as_data.clear()
@@ -214,6 +219,17 @@ class CutTerms(RoundDetector):
         if is_each and not any(one.is_data for one in cuts):
             # Summed up later, a term of each element: what it is computed from must have no other part in the loss.
             self._join(node, made, held[0]._replace(cuts=tuple(replace(one, is_each=True) for one in cuts)))
+        elif name == "AddBackward0" and not is_term and all(cut.how == "written" for cut in cuts):
+            memory = next(
+                (
+                    self._filled.get(_torch.storage_or_none(one))
+                    for one in args
+                    if torch.is_tensor(one) and not one.requires_grad
+                ),
+                None,
+            )
+            if memory is not None and cuts:
+                self._join(node, made, held[0], memory[0])
         if is_term and (op in _ADDS or all(one.unscaled is not None for one in held)):
             _are_data(tuple(cut for one in held if one.is_whole for cut in one.cuts))
             if cuts:
@@ -221,7 +237,7 @@ class CutTerms(RoundDetector):
         else:
             _are_data(cuts)
 
-    def _join(self, node: Node, made: Any, term: _Held) -> None:
+    def _join(self, node: Node, made: Any, term: _Held, memory: _torch.weak_storage | None = None) -> None:
         facts, stack = {**_torch.facts_of(made), "shape": ()}, self._core.stack()
         # What a library adds up (the density of a point mass) is its own affair.
         if not is_called_by_program(stack):
@@ -229,7 +245,7 @@ class CutTerms(RoundDetector):
         # To look for a name takes milliseconds, and a line may add up hundreds of terms in a round.
         if stack not in self._names:
             self._names[stack] = _name_of(term, sys._getframe(1))
-        self._joined.append(_Joined(_torch.node_sequence(node), term.cuts, stack, self._names[stack], facts))
+        self._joined.append(_Joined(_torch.node_sequence(node), term.cuts, stack, self._names[stack], facts, memory))
 
     def _follow(self, op: str, made: Any, given: list[Any], held: list[_Held]) -> None:
         cuts = tuple(dict.fromkeys(cut for one in held for cut in one.cuts))
@@ -283,18 +299,31 @@ class CutTerms(RoundDetector):
             return
         ran = set(numbers_below(*roots, most=None))
         for one in own:
-            cut = one.cuts[0]
             # A running average of the loss is made of a sum on the path.
             if not any(ran.isdisjoint(each.sources) or _has_part(each, sums, ran) for each in one.cuts):
-                self._described.add(entry.stack)
-                values = {**(cut.written or one.facts), "how": cut.how, **({"is_each": "yes"} if cut.is_each else {})}
-                self._report_at(
-                    ROW,
-                    entry.stack,
-                    Clue("read", symbolise(cut.stack), name=one.name, op=cut.op, values=values),
-                    Clue("added", symbolise(one.stack)),
-                )
-                return
+                if one.memory is None:
+                    self._tell(entry.stack, one)
+                    return
+                self._passing.append((entry.stack, one))
+
+    def _tell_passing(self) -> None:
+        passing = [one for one in self._passing if one[1].memory is not None and one[1].memory.expired()]
+        self._passing.clear()
+        for stack, one in passing:
+            if stack not in self._described:
+                self._tell(stack, one)
+
+    def settle(self) -> None:
+        """Report sums with memory that is gone as watching ends."""
+        super().settle()
+        self._tell_passing()
+
+    def _tell(self, stack: Any, one: _Joined) -> None:
+        self._described.add(stack)
+        cut = one.cuts[0]
+        values = {**(cut.written or one.facts), "how": cut.how, **({"is_each": "yes"} if cut.is_each else {})}
+        read = Clue("read", symbolise(cut.stack), name=one.name, op=cut.op, values=values)
+        self._report_at(ROW, stack, read, Clue("added", symbolise(one.stack)))
 
 
 def _has_part(cut: Cut, sums: set[int], ran: set[int]) -> bool:
