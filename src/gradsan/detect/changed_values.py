@@ -317,9 +317,8 @@ class ChangedValues(Detector):
         """Whether the gradient without ``raws``, and ``others``, is meant: (stack, operation) of writes not logged."""
         if passes_straight(maker, [*((raw.stack, raw.op) for raw in raws), *others]):
             return True
-        if others or not raws:
-            return False
-        return all(self.sums.is_of_constant(one) and is_of_own_value(one.stack, one.op) for one in raws)
+        is_own = all(self.sums.is_of_constant(one) and is_of_own_value(one.stack, one.op) for one in raws)
+        return bool(raws) and not others and is_own
 
     def made(self, number: int, thread: int) -> Any:
         """Return the log entry of the call that made a Node; None where it is unknown."""

@@ -60,6 +60,9 @@ def is_labelled(frame: Frame, name: str) -> bool:
     bound, statement = binding_at(frame, name), statement_at(frame)
     if bound is None or statement is None or statement.scope is None:
         return False
+    value = getattr(bound.statement, "value", None)
+    if isinstance(value, ast.Tuple) and not all(isinstance(one, ast.Subscript) for one in value.elts):
+        return False
     tuples = (one for one in header_nodes(bound.statement) if isinstance(one, ast.Tuple))
     together = ({part.id for part in one.elts if isinstance(part, ast.Name)} for one in tuples)
     labels = {label for names in together if name in names for label in names - {name}}
