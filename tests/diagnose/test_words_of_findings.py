@@ -50,3 +50,26 @@ def test_a_linear_layer_saves_its_weight_for_the_gradient_of_its_input(bias):
         out.sum().backward()
     saved = next(one for one in watched.diagnoses[0].labels if one.role == "saved")
     assert saved.message.values["target"] == "hidden"
+
+
+def test_a_write_in_a_callback_is_to_come_after_the_backward():
+    fit = {}
+    exec(
+        compile(
+            "def run(net, callback):\n    loss = net(net(x))\n    callback(net)\n    loss.sum().backward()\n",
+            "/lib/site-packages/trainer/loop.py",
+            "exec",
+        ),
+        fit,
+    )
+    fit["x"] = torch.ones(4, 3)
+
+    def clip(net):
+        for parameter in net.parameters():
+            parameter.data.clamp_(-0.1, 0.1)
+
+    net = torch.nn.Linear(3, 3)
+    with gradsan.watch() as watched:
+        fit["run"](net, clip)
+    helps = [fix.summary.key for fix in watched.diagnoses[0].fixes]
+    assert helps == ["help.update_after_backward", "help.recompute_forward"]

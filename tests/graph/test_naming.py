@@ -44,6 +44,23 @@ def test_containers_of_any_value_are_searched(kind: type) -> None:
     assert "args.weight" in names_here(weight, args=kind(weight=weight))
 
 
+def test_a_module_that_only_a_library_keeps_in_private_is_named_by_its_class() -> None:
+    class Critic(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(2, 1)
+
+    class Trainer:
+        def __init__(self) -> None:
+            self._module = Critic()
+
+    trainer, library = Trainer(), argparse.Namespace(_module=Critic())
+    assert names_here(trainer._module.head.bias)[0] == "trainer._module.head.bias"
+    assert names_here(library._module.head.bias)[0] == "Critic.head.bias"
+    del trainer
+    assert naming.owner_of("Critic.head.bias", sys._getframe()) == (library._module, "head.bias")
+
+
 def test_a_named_tuple_is_searched() -> None:
     weight = torch.ones(3)
     pair = collections.namedtuple("Pair", "weight bias")(weight, torch.zeros(3))

@@ -4,7 +4,7 @@ import textwrap
 
 from cases import each
 from gradsan.model import Frame
-from gradsan.source import detach_after_yield
+from gradsan.source import backward_of_sum, detach_after_yield
 from gradsan.source.flow.rounds import bound_each_round
 from gradsan.source.flow.transient import of_one_round
 
@@ -81,3 +81,26 @@ def test_a_state_of_a_generator_is_detached_where_each_value_has_its_backward(lo
     at = (Frame(str(file), line, "<module>") for line in (taken, used))
     change = detach_after_yield(Frame(str(file), 4, "stream"), {"h": "tensor"}, next(at), [next(at)])
     assert (change is not None and "h = h.detach()" in change.new) == is_each
+
+
+@each(
+    ("first", "second", "joined"),
+    [
+        ("a.backward()", "b.backward()", "(a + b).backward()"),
+        ("a.backward(retain_graph=True)", "b.backward()", "(a + b).backward()"),
+        ("runner.backward(a)", "runner.backward(b)", "runner.backward(a + b)"),
+        ("scaler.scale(a).backward()", "scaler.scale(b).backward()", "scaler.scale(a + b).backward()"),
+        ("scaler.scale(a).backward()", "b.backward()", None),
+        ("one.backward(a)", "other.backward(b)", None),
+        ("a.backward(seed)", "b.backward()", None),
+        ("optimizer.scale(a)", "optimizer.scale(b)", None),
+        ("learn(a)", "learn(b)", None),
+    ],
+)
+def test_backwards_of_two_losses_are_joined_where_both_are_called_alike(tmp_path, first, second, joined):
+    file = tmp_path / "loop.py"
+    file.write_text(f"def step(a, b):\n    {first}\n    {second}\n")
+    ends = [4 + len(one) for one in (first, second)]
+    frames = [Frame(str(file), at, "step", 5, at, end + 1, is_user=True) for at, end in zip((2, 3), ends, strict=True)]
+    lines = backward_of_sum(*frames)
+    assert [text.strip() for _, _, text in lines] == ([] if joined is None else ["", joined])

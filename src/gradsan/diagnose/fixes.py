@@ -31,7 +31,7 @@ def instead_of_overwriting(facts: Facts, *, copy_first: bool = False) -> tuple[F
     after = update_after_backward(facts) if facts.name_kind == "parameter" else ()
     if after:
         return after
-    if facts.name_kind == "parameter" and _is_put_back(facts):
+    if facts.name_kind == "parameter" and is_put_back(facts):
         return recompute_forward(facts)
     writes = facts.writes or facts.missed
     tensor = facts.conflict.save.tensor
@@ -83,7 +83,7 @@ def _is_saved_beside(facts: Facts, writes: Sequence[Write]) -> bool:
     )
 
 
-def _is_put_back(facts: Facts) -> bool:
+def is_put_back(facts: Facts) -> bool:
     """Whether weights are changed for this backward alone: to write elsewhere would take the change from it."""
     updates = facts.updates_of_all
     stacks = [write.site.user_frames for write in updates]
@@ -154,9 +154,11 @@ def instead_of_filling(facts: Facts) -> tuple[Fix, ...]:
     return (parts, *whole, *rest) if by_index else (*whole, parts, *rest)
 
 
-def advice(facts: Facts, kind: str, meaning: Literal["preserved", "changed"]) -> tuple[Fix, ...]:
+def advice(
+    facts: Facts, kind: str, meaning: Literal["preserved", "changed"], summary: str | None = None
+) -> tuple[Fix, ...]:
     """The fix of ``kind`` in words alone."""
-    return (_fix(kind, meaning, facts, ()),)
+    return (_fix(kind, meaning, facts, (), summary=summary),)
 
 
 def update_after_backward(facts: Facts) -> tuple[Fix, ...]:
@@ -181,7 +183,7 @@ def recompute_forward(facts: Facts) -> tuple[Fix, ...]:
     saved = facts.conflict.save.site.user_frames or None
     again = source.run_again(saved, stacks, facts.conflict.use.site.user_frames) if stacks else []
     lines = again[0] if saved and again else ()
-    if _is_put_back(facts):
+    if is_put_back(facts):
         return (Fix.worded("help.recompute_perturbed", {}, lines, kind="recompute_forward"),)
     return (_fix("recompute_forward", "changed", facts, lines),)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -193,3 +194,13 @@ def _code_of(value: Any) -> Any:
     while isinstance(value, types.FunctionType) and hasattr(value, "__wrapped__"):
         value = value.__wrapped__
     return value.__code__ if isinstance(value, types.FunctionType) else None
+
+
+def leads_through_library(path: str, around: Iterable[tuple[str, Any]]) -> bool:
+    """Whether the expression takes a private attribute of a library's object: ``trainer.profiler._module``.
+
+    ``around`` has the objects on it, each with the expression that leads there.
+    """
+    privates = [value for one, value in around if path[len(one) :].startswith("._")]
+    files = (getattr(sys.modules.get(type(value).__module__), "__file__", None) for value in privates)
+    return any(file is not None and not is_user_file(file) for file in files)

@@ -17,7 +17,7 @@ from gradsan import _torch
 from gradsan._collector import objects_of
 from gradsan.graph import walk
 from gradsan.graph.live import value_of
-from gradsan.graph.variables import Found, Scope, kind_of, parts_of, search, spaces_of
+from gradsan.graph.variables import Found, Scope, kind_of, modules_in, parts_of, search, spaces_of
 from gradsan.model import Clue, Held, Layer, Name, Site
 from gradsan.record.stacks import definition_site, is_user_file
 
@@ -250,14 +250,16 @@ def owner_in(module: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 def owner_of(path: str, frame: FrameType | None | None) -> tuple[nn.Module, str] | None:
     """Return the same for an expression (``net.block.0.weight``), evaluated in the frames from ``frame`` outwards."""
-    parts = path.split(".")
+    parts, start = path.split("."), frame
     while frame is not None:
         for length in range(1, len(parts)):
             module = value_of(frame, ".".join(parts[:length]))
             if isinstance(module, nn.Module):
                 return owner_in(module, ".".join(parts[length:]))
         frame = frame.f_back
-    return None
+    # The search names what only a library's objects hold by its class.
+    of_class = (one for one in modules_in(start) if one.__class__.__name__ == parts[0])
+    return next((owner_in(one, ".".join(parts[1:])) for one in of_class), None)
 
 
 def forward_of(module: nn.Module) -> Site | None:

@@ -19,6 +19,7 @@ from torch import nn
 
 from gradsan import _torch
 from gradsan._imports import stored_in
+from gradsan.graph.live import leads_through_library
 from gradsan.record.stacks import file_of, is_user_file, qualified_name
 
 _MOST_OBJECTS = 20_000
@@ -121,7 +122,8 @@ class _Place(NamedTuple):
         path, _, depth, scope, within, container, around = self.step
         if self.name is None:
             return Found(path, self.tensor, "variable", depth, scope, self.passing, within, container, around)
-        path = f"{path}.{_torch.name_in_module(self.name)}"
+        root = self.step.value.__class__.__name__ if leads_through_library(path, around) else path
+        path = f"{root}.{_torch.name_in_module(self.name)}"
         owner, holder = path.rpartition(".")[0], self.step.value.get_submodule(self.name.rpartition(".")[0])
         around = (*around, (owner, holder))
         return Found(path, self.tensor, "module", depth, scope, False, owner, "object", around)

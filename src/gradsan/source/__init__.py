@@ -86,7 +86,7 @@ _NAMES = {
         "line_adding lines_reading names_unpacked one_many_times parameter_names read_behind times_in_list"
     ),
     "flow.rounds": (
-        "backward_of_sum bound_each_round clears_between detach_after detach_after_round "
+        "bound_each_round clears_between detach_after detach_after_round "
         "frames_between in_one_loop in_same_function in_same_loops is_item_of_loop is_target_of_loop "
         "is_read_afterwards is_read_between reads_what_it_binds shape_bound_at walked_over"
     ),
@@ -157,8 +157,8 @@ _NAMES = {
     "rewrite.renewing": "computed_before_rounds run_again run_again_for_next_round run_again_for_state view_again",
     "rewrite.scatter": "element_out_of_place part_out_of_place",
     "rewrite.stepping": (
-        "backward_to_its_step called_step_behind is_only_backward later_backward_to_its_step step_by_scaler "
-        "steps_without_backward"
+        "backward_of_sum backward_to_its_step called_step_behind is_only_backward later_backward_to_its_step "
+        "step_by_scaler steps_without_backward"
     ),
     "rewrite.parts": "named_parts_joined parts_collected",
     "rewrite.suggest": ("clone_at_save clone_before detach_at drop_keyword has_keyword inplace_false switch_on_before"),

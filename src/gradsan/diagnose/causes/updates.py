@@ -92,7 +92,11 @@ def instead_of_update(facts: Facts) -> tuple[Fix, ...]:
         if not after and _is_of_forward(facts):
             return (*cut, *fixes.advice(facts, "update_between_forwards", "changed"))
         # A perturbation meant for the second backward (SAM) must not move after it.
-        return (*after, *cut, *again) if after else (*cut, *again) if again[0].lines else (*cut, *again, *reorder)
+        if after or again[0].lines or fixes.is_put_back(facts):
+            return (*after, *cut, *again)
+        # The write may be in a callback of a library, which no line of the program calls.
+        later = fixes.advice(facts, "reorder_step", "preserved", "help.update_after_backward")
+        return (*cut, *later, *again)
     used = facts.conflict.use.site.user_frames
     if all(source.stands_before_its_backward(used, update.site.user_frames) for update in facts.updates):
         # With one backward there are no two trainings that take turns: the step has slipped before it.

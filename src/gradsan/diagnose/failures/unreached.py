@@ -210,7 +210,7 @@ def _used(parameter: Clue | None) -> str:
 
 def _read_past_graph(failure: Failure, read: Clue, values: dict[str, object], tensor: NamedTensor | None) -> Diagnosis:
     is_cut = "how" in read.values
-    lines = () if is_cut else source.changed_at(read.shown_frame, source.read_with_graph)
+    lines = () if is_cut and read.op != "item" else source.changed_at(read.shown_frame, source.read_with_graph)
     words, kind = ("parameter_cut_off", "use_it") if is_cut else ("parameter_read_past_graph", "read_with_graph")
     words = "parameter_read_as_data" if read.count("is_data") else words
     has_holder = failure.clue("holder") is not None

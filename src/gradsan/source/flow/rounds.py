@@ -6,13 +6,13 @@ import ast
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from gradsan.model import Frame, Lines
-from gradsan.source.change import Change, Edit, add_keyword, checked, edited, insert_after, insert_before
+from gradsan.model import Frame
+from gradsan.source.change import Change, add_keyword, checked, insert_after, insert_before
 from gradsan.source.flow.modules import Shape, detached_form, object_cut, shape_in_source
 from gradsan.source.flow.reaching import runs_more_often
 from gradsan.source.flow.targets import aliased_expression
 from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, consumed_names, leaf_name, local_nodes
-from gradsan.source.locate import Expression, expression_at, frame_of, scope_of, statement_at
+from gradsan.source.locate import frame_of, scope_of, statement_at
 from gradsan.source.methods import ADDING, is_inplace_method
 from gradsan.source.tree import SourceFile, header_nodes, read_source
 
@@ -359,61 +359,6 @@ def _insert_behind(source: SourceFile, statement: ast.stmt, text: str, kind: str
     return None if head.strip() else checked(source, change)
 
 
-_TOUCHING_GRADIENTS = frozenset(
-    {"zero_grad", "step", "backward", "clip_grad_norm_", "clip_grad_value_", "grad", "requires_grad_", "requires_grad"}
-)
-
-
-def backward_of_sum(first: Frame, second: Frame) -> Lines:
-    """``Fix.lines`` that join ``a.backward()`` and ``b.backward()``, two lines of one block, in ``(a + b).backward()``.
-
-    Empty where the calls have arguments, but for a ``retain_graph`` of the first, or anything between them reads or
-    changes gradients.
-    """
-    calls = [expression_at(first), expression_at(second)]
-    allowed = (frozenset({"retain_graph"}), frozenset[str]())
-    losses = [None if one is None else _plain_loss(one, names) for one, names in zip(calls, allowed, strict=True)]
-    if not in_same_function(first, second) or None in losses or losses[0] == losses[1]:
-        return ()
-    one, other = statement_at(first), statement_at(second)
-    if one is None or other is None or one.span.line == other.span.line:
-        return ()
-    source = one.source
-    between = _between(source, one.node, other.node)
-    if between is None or any(_touches_gradients(node) for node in between):
-        return ()
-    if one.span.line != one.span.end_line or other.span.line != other.span.end_line:
-        return ()
-    change = edited(source, [Edit(other.span, f"({losses[0]} + {losses[1]}).backward()")], "sum_losses")
-    is_alone = source.lines[one.span.line - 1].strip() == one.text
-    if change is None or not is_alone:
-        return ()
-    return (first.file, one.span.line, ""), (second.file, other.span.line, change.new)
-
-
 def keep_graph(frame: Frame) -> Change | None:
     """The line of ``frame``, a call of ``backward`` or ``grad``, with ``retain_graph=True``; None if it is there."""
     return add_keyword(frame, "retain_graph", "True", instead_of="False")
-
-
-def _plain_loss(call: Expression, allowed: frozenset[str]) -> str | None:
-    node = call.node
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "backward":
-        return None
-    is_plain = not node.args and all(one.arg in allowed for one in node.keywords)
-    return chain_key(node.func.value) if is_plain and isinstance(call.statement, ast.Expr) else None
-
-
-def _between(source: SourceFile, one: ast.stmt, other: ast.stmt) -> list[ast.stmt] | None:
-    """The statements between two of one block; None where they are in different blocks."""
-    if one not in source.parents or other not in source.parents or source.parents[one] != source.parents[other]:
-        return None
-    parent, name = source.parents[one]
-    block = getattr(parent, name)
-    return list(block[block.index(one) + 1 : block.index(other)]) if one in block and other in block else None
-
-
-def _touches_gradients(statement: ast.stmt) -> bool:
-    if hasattr(statement, "body"):
-        return True
-    return any(isinstance(node, ast.Attribute) and node.attr in _TOUCHING_GRADIENTS for node in header_nodes(statement))

@@ -1,14 +1,17 @@
-"""A step that runs between its own ``zero_grad()`` and the backward whose gradients it is to use."""
+"""Backwards and steps out of order: a step before the backward whose gradients it is to use; two backwards in one."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from gradsan.model import Frame, Lines
-from gradsan.source.identifiers import leaf_name
-from gradsan.source.locate import statement_at
+from gradsan.source.change import Edit, edited
+from gradsan.source.flow.rounds import in_same_function
+from gradsan.source.identifiers import chain_key, leaf_name
+from gradsan.source.locate import Expression, expression_at, statement_at
 from gradsan.source.methods import BACKWARDS
 from gradsan.source.rewrite.given import networks_of
 from gradsan.source.rewrite.moving import (
@@ -19,7 +22,7 @@ from gradsan.source.rewrite.moving import (
     names_bound,
     names_read,
 )
-from gradsan.source.tree import SourceFile, read_source
+from gradsan.source.tree import SourceFile, header_nodes, read_source
 
 
 def backward_to_its_step(backward: Frame) -> Lines:
@@ -282,3 +285,78 @@ def called_step_behind(updated: Sequence[Sequence[Frame]], used: Sequence[Frame]
 def _steps_at(frame: Frame) -> bool:
     statement = statement_at(frame)
     return statement is not None and bool(_steps(statement.node))
+
+
+_TOUCHING_GRADIENTS = frozenset(
+    {"zero_grad", "step", "backward", "clip_grad_norm_", "clip_grad_value_", "grad", "requires_grad_", "requires_grad"}
+)
+
+
+def backward_of_sum(first: Frame, second: Frame) -> Lines:
+    """``Fix.lines`` that join ``a.backward()`` and ``b.backward()``, two lines of one block, in ``(a + b).backward()``.
+
+    A library may be what calls both (``accelerator.backward(a)``). Empty where the calls have other arguments, but for
+    a ``retain_graph`` of the first, or anything between them reads or changes gradients.
+    """
+    call, other_call = expression_at(first), expression_at(second)
+    loss = None if call is None else _plain_loss(call, frozenset({"retain_graph"}))
+    added = None if other_call is None else _plain_loss(other_call, frozenset())
+    if not in_same_function(first, second) or loss is None or added is None:
+        return ()
+    if (loss.before, loss.behind) != (added.before, added.behind) or loss.text == added.text:
+        return ()
+    one, other = statement_at(first), statement_at(second)
+    if one is None or other is None or one.span.line == other.span.line:
+        return ()
+    source = one.source
+    between = _between(source, one.node, other.node)
+    if between is None or any(_touches_gradients(node) for node in between):
+        return ()
+    if one.span.line != one.span.end_line or other.span.line != other.span.end_line:
+        return ()
+    change = edited(source, [Edit(other.span, f"{loss.before}({loss.text} + {added.text}){loss.behind}")], "sum_losses")
+    is_alone = source.lines[one.span.line - 1].strip() == one.text
+    if change is None or not is_alone:
+        return ()
+    return (first.file, one.span.line, ""), (second.file, other.span.line, change.new)
+
+
+class _Loss(NamedTuple):
+    """The loss in a call of ``backward``, and what stands before and behind it."""
+
+    text: str
+    before: str = ""
+    behind: str = ".backward()"
+
+
+def _plain_loss(call: Expression, allowed: frozenset[str]) -> _Loss | None:
+    node = call.node
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return None
+    if not isinstance(call.statement, ast.Expr) or any(one.arg not in allowed for one in node.keywords):
+        return None
+    name, holder, before = node.func.attr, node.func.value, ""
+    if name in BACKWARDS and len(node.args) == 1:
+        loss = chain_key(node.args[0])
+        return None if loss is None else _Loss(loss, call.source.text(node.func), "")
+    if name != "backward" or node.args:
+        return None
+    if isinstance(holder, ast.Call) and leaf_name(holder.func) == "scale" and len(holder.args) == 1:
+        before, holder = call.source.text(holder.func), holder.args[0]
+    loss = chain_key(holder)
+    return None if loss is None else _Loss(loss, before)
+
+
+def _between(source: SourceFile, one: ast.stmt, other: ast.stmt) -> list[ast.stmt] | None:
+    """The statements between two of one block; None where they are in different blocks."""
+    if one not in source.parents or other not in source.parents or source.parents[one] != source.parents[other]:
+        return None
+    parent, name = source.parents[one]
+    block = getattr(parent, name)
+    return list(block[block.index(one) + 1 : block.index(other)]) if one in block and other in block else None
+
+
+def _touches_gradients(statement: ast.stmt) -> bool:
+    if hasattr(statement, "body"):
+        return True
+    return any(isinstance(node, ast.Attribute) and node.attr in _TOUCHING_GRADIENTS for node in header_nodes(statement))

@@ -199,24 +199,30 @@ def _values_read(source: SourceFile, node: ast.stmt, names: set[str]) -> Iterato
 
 
 def read_with_graph(frame: Frame) -> Change | None:
-    """The line of ``frame`` without the ``.data`` or ``.detach()`` at that position; None where there is neither."""
+    """The line of ``frame`` without the ``.data``, ``.detach()`` or ``.item()`` at that position.
+
+    None where there is none of them, or where what is computed next would not take a tensor with a graph.
+    """
     place = expression_at(frame)
-    if place is None or not isinstance(place.node, ast.Attribute):
+    if place is None:
         return None
-    read: ast.expr = place.node
-    if place.node.attr == "detach":
-        calls = [one for one in header_nodes(place.statement) if isinstance(one, ast.Call) and one.func is place.node]
+    source, read = place.source, place.node
+    cut = read.func if isinstance(read, ast.Call) else read
+    if not isinstance(cut, ast.Attribute) or cut.attr not in ("data", "detach", "item"):
+        return None
+    if cut.attr != "data":
+        calls = [one for one in header_nodes(place.statement) if isinstance(one, ast.Call) and one.func is cut]
         if len(calls) != 1 or calls[0].args or calls[0].keywords:
             return None
         read = calls[0]
-    elif place.node.attr != "data":
+    # A number is part of a formula, where a tensor does as well, or an argument, where it may not.
+    if cut.attr == "item" and not isinstance(source.parents[read][0], ast.BinOp | ast.UnaryOp):
         return None
     # What becomes numbers next has no graph either way, and NumPy takes no tensor that requires grad.
     outer = (one for one in header_nodes(place.statement) if isinstance(one, ast.Attribute) and one.attr in NUMBERS)
-    if any(read is inner for one in outer for inner in ast.walk(one.value)):
+    if any(one is not cut and read is inner for one in outer for inner in ast.walk(one.value)):
         return None
-    source = place.source
-    return edited(source, [Edit(source.span(read), source.text(place.node.value))], "read_with_graph")
+    return edited(source, [Edit(source.span(read), source.text(cut.value))], "read_with_graph")
 
 
 _CLASSES = {"namedtuple": "tuple"} | {one: one for one in ("tuple", "list", "dict", "deque")} | {"defaultdict": "dict"}
