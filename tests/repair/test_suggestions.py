@@ -8,7 +8,18 @@ import pytest
 
 from cases import each
 from gradsan.model import Diagnosis, Fix, Frame, Label, Message, NamedTensor, PathNode, Site
-from gradsan.repair.fixes import backwards, copies, graphs, kept_values, loops, states, steps, views, with_candidates
+from gradsan.repair.fixes import (
+    backwards,
+    copies,
+    gradients,
+    graphs,
+    kept_values,
+    loops,
+    states,
+    steps,
+    views,
+    with_candidates,
+)
 from gradsan.repair.patch import Patch
 
 
@@ -39,6 +50,19 @@ def diagnosis(cause, *labels, name=None, **values):
 def patched(suggested, file):
     patch = Patch()
     return [patch.with_lines(fix.lines).files[file].decode() for fix in suggested]
+
+
+@pytest.mark.parametrize("in_loop", [True, False])
+def test_a_gradient_that_a_hook_takes_from_a_loop_is_not_returned_alone(program, in_loop):
+    loop = "    for gradient in given:\n        gradient.clamp_(0)\n"
+    file = program(
+        f"def hook(layer, given, taken):\n{loop}" if in_loop else "def hook(gradient):\n    gradient.clamp_(0)\n"
+    )
+    last = 3 if in_loop else 2
+    label = ("written", "clamp_", (at(file, last, "hook", "gradient.clamp_(0)"),))
+    advised = replace(diagnosis("gradient_overwritten", label), fixes=(Fix.worded("help.return_new_gradient", {}),))
+    found = patched(gradients.return_new_gradient(advised), file)
+    assert [text.count("return gradient") for text in found] == ([] if in_loop else [1, 1])
 
 
 def test_a_layer_gets_a_copy(program):

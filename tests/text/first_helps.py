@@ -16,5 +16,5 @@ WITHOUT_LINE = {
     **dict.fromkeys(["GS414", "GS416", "GS514", "GS515", "GS604"], MEANT),
     **dict.fromkeys(["GS307", "GS320", "GS410", "GS412", "GS413"], ANEW),
     **dict.fromkeys(["GS417", "GS418", "GS501", "GS502", "GS506", "GS507", "GS508", "GS509", "GS516"], ANEW),
-    **dict.fromkeys(["GS223", "GS503", "GS504", "GS510", "GS511", "GS519", "GS520"], ELSEWHERE),
+    **dict.fromkeys(["GS223", "GS504", "GS510", "GS511", "GS519", "GS520"], ELSEWHERE),
 }

@@ -23,7 +23,8 @@ _PARAMETERS_SHOWN = 8
 
 def gather_reduced_twice(context: Context) -> tuple[Clue, ...]:
     """Return the parameter that the message names, and the calls of reentrant checkpoint."""
-    return (*_named(context, [context.values["name"]] if "name" in context.values else []), *_checkpoints(context))
+    named = _named(context, [context.values["name"]] if "name" in context.values else [])
+    return (*named, *gather_checkpoint_calls(context))
 
 
 def gather_unfinished(context: Context) -> tuple[Clue, ...]:
@@ -56,7 +57,7 @@ def gather_past_backward(context: Context) -> Iterator[Clue]:
         yield Clue("past_backward", symbolise(one.stack), op=one.via)
 
 
-def _checkpoints(context: Context) -> Iterator[Clue]:
+def gather_checkpoint_calls(context: Context) -> Iterator[Clue]:
     """Yield the calls of reentrant checkpoint in the graph of the outermost backward of the stack."""
     entry = next((frame for frame in context.frames if _torch.enters_engine(frame)), None)
     if entry is None:

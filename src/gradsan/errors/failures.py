@@ -65,6 +65,7 @@ _TOPICS: tuple[tuple[Callable[[Context], Iterable[Clue]], Collection[str]], ...]
     (functions.gather_hooks_refused, ("hooks_disabled", "hooks_under_transform")),
     (compiled.gather_traced, ("compiled_version_error", "compiled_inputs_share")),
     (distributed.gather_reduced_twice, ("ready_twice",)),
+    (distributed.gather_checkpoint_calls, ("checkpoint_reentrant_grad",)),
     (distributed.gather_unfinished, ("reduction_unfinished",)),
     (distributed.gather_past_backward, ("hooks_on_freed",)),
     (

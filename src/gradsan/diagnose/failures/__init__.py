@@ -114,6 +114,7 @@ _CAUSES: Mapping[str, Callable[[Failure], Diagnosis | None]] = {
         (training.result_dropped, ("result_dropped",)),
         (checkpoints.checkpoint_differs, ("checkpoint_metadata", "checkpoint_count")),
         (checkpoints.checkpoint_input_plain, ("checkpoint_input_plain",)),
+        (checkpoints.checkpoint_reentrant_grad, ("checkpoint_reentrant_grad",)),
         (checkpoints.cached_value_overwritten, ("cached_overwritten",)),
         (checkpoints.saved_hooks_refused, checkpoints.HOOK_FIXES),
         (checkpoints.saved_value_read_twice, ("saved_read_twice", "checkpoint_unpacked_twice")),

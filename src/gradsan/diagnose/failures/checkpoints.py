@@ -1,4 +1,4 @@
-"""GS501, GS502, GS509, GS510, GS512, GS517 and GS518: checkpointing and hooks of saved tensors.
+"""GS501 to GS503, GS509, GS510, GS512, GS517 and GS518: checkpointing and hooks of saved tensors.
 
 GS512: a value that selective checkpointing kept for the recomputation was overwritten in place.
 
@@ -6,6 +6,7 @@ GS502: the recomputation of a checkpointed function differed from its forward.
 
 GS518: checkpoint was called without ``use_reentrant``, and took the reentrant form.
 
+GS503: a backward for certain gradients came to reentrant checkpoint.
 GS517: reentrant checkpoint got no input that requires grad, so nothing in it is trained.
 
 GS510: hooks were set on a saved tensor, or on all saved tensors, where PyTorch forbids them.
@@ -87,8 +88,22 @@ def checkpoint_input_plain(failure: Failure) -> Diagnosis | None:
         role="used",
         values={"function": name},
         between=parts.label_of(function, "note", "label.checkpointed_defined", {"function": name}),
-        fixes=lambda values: (parts.fix("not_reentrant", "preserved", values),),
+        fixes=lambda values: (parts.fix("not_reentrant", "changed", values),),
         severity="warning" if trains and not is_off else "note",
+    )
+
+
+def checkpoint_reentrant_grad(failure: Failure) -> Diagnosis | None:
+    """Diagnose every such failure; with the calls of checkpoint that the backward came to."""
+    calls = failure.clues_of("checkpoint_call")
+    called = [label for call in calls for label in parts.label_of(call, "created", "label.reentrant_call", {})]
+    return statements.stopped(
+        failure,
+        "GS503",
+        "checkpoint_reentrant_grad",
+        role="used",
+        between=tuple({(label.frame.file, label.frame.line): label for label in called}.values()),
+        fixes=lambda values: (parts.fix("not_reentrant", "preserved", values),),
     )
 
 

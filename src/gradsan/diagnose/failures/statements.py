@@ -383,9 +383,6 @@ REFUSED = (
         role="used",
         words_of_row=_BOTH,
     ),
-    Refused(
-        "GS503", "checkpoint_reentrant_grad", ("checkpoint_reentrant_grad",), _advice("not_reentrant"), role="used"
-    ),
     Refused("GS504", "checkpoint_needless", ("checkpoint_needless",), _WITHOUT_CHECKPOINT, role="used"),
     Refused("GS506", "custom_op_aliases", ("custom_op_aliases",), _advice("clone_output"), role="used"),
     Refused("GS507", "transform_writes_captured", ("transform_writes_captured",), _advice("pass_and_return")),

@@ -96,7 +96,8 @@ _CALLED = frozenset({"checkpoint", "checkpoint_sequential"})
 
 def not_reentrant(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     """``use_reentrant=False`` in every call of checkpoint that the labels name, where the diagnosis advises it."""
-    if blocks.advice(diagnosis, "not_reentrant") is None:
+    advice = blocks.advice(diagnosis, "not_reentrant")
+    if advice is None:
         return ()
     calls = {call: source for label in diagnosis.labels for source, call in _calls(label)}
     lines: list[tuple[str, int, str]] = []
@@ -105,7 +106,7 @@ def not_reentrant(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         edits = [with_keyword(source, call, "use_reentrant", "False") for call in own]
         change = edited(source, [edit for edit in edits if edit is not None], "not_reentrant")
         lines += changed_lines(source.file, change)
-    return (blocks.fix("not_reentrant", tuple(lines)),) if lines else ()
+    return (replace(advice, lines=tuple(lines), applicability="review"),) if lines else ()
 
 
 def _calls(label: Label) -> list[tuple[SourceFile, ast.Call]]:

@@ -52,6 +52,11 @@ def _returned(label: Label, change: Change) -> Lines:
     if statement is None or target is None:
         return ()
     source, function = statement.source, statement.function
+    # A new value for the variable of a loop goes nowhere, and a hook may be given several gradients.
+    handed_out = (one.target for one in statement.loops if not isinstance(one, ast.While))
+    root = next((one.id for one in ast.walk(target[1].node) if isinstance(one, ast.Name)), None)
+    if any(isinstance(one, ast.Name) and one.id == root for each in handed_out for one in ast.walk(each)):
+        return ()
     changes = blocks.texts_of(source, change)
     if isinstance(function, ast.FunctionDef) and not _has_result(function):
         name = target[1].node.value if isinstance(target[1].node, ast.Subscript) else target[1].node
