@@ -42,6 +42,11 @@ def constant_key(node: ast.expr) -> str | int | None:
     return None
 
 
+def is_name(node: ast.AST, name: str) -> bool:
+    """Whether ``node`` is the variable ``name``."""
+    return isinstance(node, ast.Name) and node.id == name
+
+
 def leaf_name(node: ast.AST) -> str | None:
     """The last name of a chain: ``act`` of ``self.net.act``; None where there is none."""
     if isinstance(node, ast.Attribute):

@@ -180,3 +180,8 @@ def augmented_names(operator: ast.operator) -> frozenset[str]:
 def same_operation(written: str, op: str) -> bool:
     """Whether the method ``written`` in the source is the operation ``op``; PyTorch has several names for some."""
     return _SAME.get(written, written) == _SAME.get(op, op)
+
+
+def has_attribute(node: ast.AST, *names: str) -> bool:
+    """Whether ``node`` reads or binds an attribute of one of these names, of whatever object."""
+    return any(isinstance(one, ast.Attribute) and one.attr in names for one in ast.walk(node))

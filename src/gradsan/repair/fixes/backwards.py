@@ -15,7 +15,7 @@ import ast
 from gradsan.model import Diagnosis, Fix, Lines
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.identifiers import leaf_name
-from gradsan.source.methods import BACKWARDS
+from gradsan.source.methods import BACKWARDS, has_attribute
 from gradsan.source.rewrite.given import networks_of, stepped_optimizer
 from gradsan.source.rewrite.moving import is_whole_lines, names_bound, names_read
 from gradsan.source.tree import SourceFile
@@ -71,7 +71,7 @@ def one_backward(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     if place is None or later is None or not isinstance(later.func, ast.Attribute):
         return ()
     source, loss = place.source, _call_as_written(place.source, later)
-    first = next((at for at in range(place.index - 1, -1, -1) if _runs_backward(place.block[at])), None)
+    first = next((at for at in range(place.index - 1, -1, -1) if has_attribute(place.block[at], *BACKWARDS)), None)
     call = None if first is None else blocks.backward_call(place.block[first])
     if first is None or call is None or _call_as_written(source, call) != loss:
         return ()
@@ -85,7 +85,9 @@ def one_backward(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         return ()
     if names_bound(between) & names_read([place.statement]) or any(map(_reads_gradients, between)):
         return ()
-    if any(_clips_others(source, node, stepped) for node in between) or any(map(_runs_backward, place.block[:first])):
+    if any(_clips_others(source, node, stepped) for node in between) or any(
+        has_attribute(one, *BACKWARDS) for one in place.block[:first]
+    ):
         return ()  # gradients of an earlier backward would be cleared before the first step
     whole = [place.block[first], place.statement, *cleared]
     if not all(is_whole_lines(source, node) for node in whole):
@@ -117,10 +119,6 @@ def _clips_others(source: SourceFile, node: ast.stmt, optimizers: set[str]) -> b
             if owner is None or source.text(owner) not in networks:
                 return True
     return False
-
-
-def _runs_backward(node: ast.stmt) -> bool:
-    return any(isinstance(one, ast.Attribute) and one.attr in BACKWARDS for one in ast.walk(node))
 
 
 def _reads_gradients(node: ast.stmt) -> bool:

@@ -21,7 +21,7 @@ from gradsan.source.flow.bindings import last_binding
 from gradsan.source.flow.targets import target_at
 from gradsan.source.identifiers import chain_key, leaf_name, local_nodes
 from gradsan.source.locate import expressions_at, statement_at
-from gradsan.source.methods import BACKWARDS, is_inplace_method
+from gradsan.source.methods import BACKWARDS, has_attribute, is_inplace_method
 from gradsan.source.rewrite.moving import is_whole_lines, names_bound, names_read
 from gradsan.source.rewrite.out_of_place import out_of_place
 from gradsan.source.rewrite.scatter import member_out_of_place, part_out_of_place
@@ -119,21 +119,19 @@ def _first_backward(step: blocks.Placed, used: Label, written: Label) -> ast.stm
     ``used``, the backward that accumulates, runs around the block: the step may wait for several of them.
     """
     index = blocks.at_block(used, step.block)
-    helpers = {one.name for one in step.source.nodes if isinstance(one, ast.FunctionDef) and _runs_backward(one)}
+    helpers = {
+        one.name for one in step.source.nodes if isinstance(one, ast.FunctionDef) and has_attribute(one, *BACKWARDS)
+    }
     found: list[int] = []
     for position, node in enumerate(step.block[: step.index]):
         calls = {leaf_name(one.func) for one in ast.walk(node) if isinstance(one, ast.Call)}
-        if _runs_backward(node) or calls & helpers:
+        if has_attribute(node, *BACKWARDS) or calls & helpers:
             found.append(position)
         if "step" in calls:
             found.clear()
     around = {(one.file, one.function) for one in blocks.user_frames(written)}
     is_around = index is None and (used.frame.file, used.frame.function) in around
     return step.block[found[0]] if found and not is_around else None
-
-
-def _runs_backward(node: ast.stmt) -> bool:
-    return any(isinstance(one, ast.Attribute) and one.attr in BACKWARDS for one in ast.walk(node))
 
 
 def _by_hand(written: Label) -> list[Change]:

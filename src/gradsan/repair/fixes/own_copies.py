@@ -15,7 +15,7 @@ from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Edit, changed_lines, edited
 from gradsan.source.flow.reuse import copy_second_name, second_name
 from gradsan.source.flow.scopes import Live, Scope, definitions_of, scope_at
-from gradsan.source.identifiers import chain_key, imported_as, leaf_name, local_nodes
+from gradsan.source.identifiers import chain_key, constant_key, imported_as, leaf_name, local_nodes
 from gradsan.source.locate import expression_at
 from gradsan.source.tree import SourceFile
 
@@ -97,7 +97,7 @@ def _makers(
     been followed: statements of a loop define one another, and each round of it has the same ones.
     """
     while isinstance(node, ast.Subscript) or (isinstance(node, ast.Attribute) and node.attr in ("data", "grad")):
-        is_dict = is_dict or (isinstance(node, ast.Subscript) and _is_word(node.slice))
+        is_dict = is_dict or (isinstance(node, ast.Subscript) and isinstance(constant_key(node.slice), str))
         node = node.value
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _GIVING:
         yield from _makers(node.func.value, scope, node.func.attr in _OF_MODULES, seen)
@@ -124,10 +124,6 @@ def _makers(
         value, outer = scope.given[key]
         if isinstance(value, ast.Name | ast.Attribute | ast.Subscript | ast.Call):
             yield from _makers(value, replace(outer, depth=scope.depth + 1), is_module, seen, is_dict)
-
-
-def _is_word(key: ast.expr) -> bool:
-    return isinstance(key, ast.Constant) and isinstance(key.value, str)
 
 
 def _lasts(scope: Scope, statement: ast.stmt) -> bool:

@@ -18,6 +18,8 @@ from gradsan.source.identifiers import (
     assigned_names,
     bindings_of,
     chain_key,
+    constant_key,
+    is_name,
     leaf_name,
     local_nodes,
     parameters,
@@ -86,7 +88,7 @@ def argument_read_later(call: Frame, name: str, is_second_name: bool = False) ->
     arguments = [*node.args, *(one.value for one in node.keywords)]
     # ``prepare(batch)`` is given ``batch['x']``, too.
     name, whole = as_key(name), name.partition("[")[0]
-    given = next((one for one in arguments if _is_name(one, whole)), None)
+    given = next((one for one in arguments if is_name(one, whole)), None)
     is_read_beside = _is_read_beside(statement.source, node, name)
     if given is None or (isinstance(statement.node, ast.Return) and not is_read_beside):
         return None
@@ -201,7 +203,7 @@ def _result_of_write(node: ast.stmt, written: str) -> tuple[str, ast.expr] | Non
     while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and is_inplace_method(value.func.attr):
         value = value.func.value
     target = node.targets[0].id
-    return (target, value) if value is not node.value and _is_name(value, written) and target != written else None
+    return (target, value) if value is not node.value and is_name(value, written) and target != written else None
 
 
 def _is_of_round(statement: Statement, alias: ast.stmt, given: frozenset[ast.stmt | None]) -> bool:
@@ -234,7 +236,9 @@ def _pairs(alias: ast.Assign, written: str) -> Iterator[tuple[str, str]]:
     targets = [one.id for one in alias.targets if isinstance(one, ast.Name)]
     value = viewed(alias.value)
     # ``batch['x']`` is an element of a dict; ``table[0]`` may be a part that is to be written.
-    is_name = isinstance(value, ast.Name) or (isinstance(value, ast.Subscript) and _is_text(value.slice))
+    is_name = isinstance(value, ast.Name) or (
+        isinstance(value, ast.Subscript) and isinstance(constant_key(value.slice), str)
+    )
     key = chain_key(value) if is_name else None
     if key == written:
         yield from ((one, written) for one in targets if one != written)
@@ -246,10 +250,6 @@ def definitions_at(scope: ScopeNode, at: ast.stmt) -> State:
     """The definitions that reach a statement of a function or module, those of its parameters among them."""
     given = [] if isinstance(scope, ast.Module) else parameters(scope)
     return reaching(scope.body, at, given=given)
-
-
-def _is_text(index: ast.expr) -> bool:
-    return isinstance(index, ast.Constant) and isinstance(index.value, str)
 
 
 def _is_shaped(value: ast.expr) -> bool:
@@ -355,14 +355,10 @@ def list_read_after(
     rest: list[ast.stmt] = [] if is_emptied(inside, name) else inside
     for one in (*later, *rest):
         parts = {id(node.value) for node in ast.walk(one) if is_whole and isinstance(node, ast.Subscript)}
-        names = (node for node in ast.walk(one) if _is_name(node, name))
+        names = (node for node in ast.walk(one) if is_name(node, name))
         if reads_value(source, one, name) and any(id(node) not in parts for node in names):
             return one
     return None
-
-
-def _is_name(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name
 
 
 def reads_value(source: SourceFile, statement: ast.stmt, name: str) -> bool:
@@ -395,7 +391,7 @@ def _is_read_beside(source: SourceFile, call: ast.Call, name: str) -> bool:
                     whole = part.value
                 is_later = (part.lineno, part.col_offset) > (inner.lineno, inner.col_offset)
                 read = ast.walk(part) if is_later else (whole,)
-                if any(_is_name(one, name) and _is_read(source, one) for one in read):
+                if any(is_name(one, name) and _is_read(source, one) for one in read):
                     return True
         elif not isinstance(outer, ast.Attribute | ast.UnaryOp | ast.keyword):
             return False

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from gradsan.model import Frame
 from gradsan.source.flow.cuts import mode_around, mode_of_decorators
-from gradsan.source.identifiers import chain_key, leaf_name
+from gradsan.source.identifiers import chain_key, is_name, leaf_name
 from gradsan.source.locate import statement_at
 from gradsan.source.tree import FunctionNode, SourceFile, read_source
 
@@ -46,7 +46,7 @@ def uses_in(definition: Frame, attribute: str) -> tuple[Used, ...] | None:
     while waiting:
         function = waiting.pop(0)
         own = function.args.args[0].arg
-        reads = [node for node in ast.walk(function) if isinstance(node, ast.Attribute) and _is_name(node.value, own)]
+        reads = [node for node in ast.walk(function) if isinstance(node, ast.Attribute) and is_name(node.value, own)]
         names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
         # A name that no attribute is read of hands on the module itself.
         is_handed_on = sum(one.id == own for one in names) > len(reads) or any(one.id == "super" for one in names)
@@ -84,10 +84,6 @@ def _registers(node: ast.expr, attribute: str) -> bool:
     name = node.args[0] if isinstance(node, ast.Call) and node.args else None
     is_call = isinstance(node, ast.Call) and chain_key(node.func) == "self.register_buffer"
     return is_call and isinstance(name, ast.Constant) and name.value == attribute
-
-
-def _is_name(node: ast.expr, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name
 
 
 def _defined_at(source: SourceFile, definition: Frame) -> FunctionNode | None:

@@ -15,7 +15,7 @@ from gradsan.source.change import Change, Edit, edited, text_with, without_keywo
 from gradsan.source.flow.writing import written_root
 from gradsan.source.identifiers import assigned_names, binds, chain_key, imported_as, leaf_name
 from gradsan.source.locate import Statement, statement_at
-from gradsan.source.methods import METADATA
+from gradsan.source.methods import METADATA, has_attribute
 from gradsan.source.tree import FunctionNode, SourceFile, Span, header_nodes, indentation_of
 
 _SINGLE = (ast.Name, ast.Call, ast.Attribute, ast.Subscript, ast.Constant, ast.List, ast.Tuple)
@@ -292,7 +292,7 @@ def later_updates_of_same(source: SourceFile, node: ast.stmt, block: list[ast.st
             root in assigned_names(one) and not isinstance(one, ast.AugAssign) for one in [later, *inner]
         ):
             break
-        found += [one for one in inner if written_root(one) == root and _reads_gradient(one)]
+        found += [one for one in inner if written_root(one) == root and has_attribute(one, "grad")]
     return sorted(found, key=lambda one: one.lineno)
 
 
@@ -305,10 +305,6 @@ def _walked_by_variable(loop: ast.AST) -> dict[str, str]:
         targets, walked = loop.target.elts, loop.iter.args
     pairs = zip(targets, walked, strict=False)
     return {target.id: ast.unparse(value) for target, value in pairs if isinstance(target, ast.Name)}
-
-
-def _reads_gradient(node: ast.stmt) -> bool:
-    return any(isinstance(one, ast.Attribute) and one.attr == "grad" for one in ast.walk(node))
 
 
 def attribute_assigned(frame: Frame) -> str | None:

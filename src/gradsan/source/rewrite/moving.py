@@ -15,7 +15,7 @@ from gradsan.source.change import Change, Edit, edited
 from gradsan.source.flow.writing import written_root
 from gradsan.source.identifiers import assigned_names, leaf_name, standing_of
 from gradsan.source.locate import expression_at, statement_at
-from gradsan.source.methods import BACKWARDS
+from gradsan.source.methods import BACKWARDS, has_attribute
 from gradsan.source.tree import SourceFile, Span
 
 _LEAVING = (ast.Return, ast.Continue, ast.Break, ast.Raise, ast.Yield, ast.YieldFrom, ast.Await)
@@ -205,7 +205,7 @@ def _takes_gradients(source: SourceFile, use: ast.stmt, stack: Sequence[Frame]) 
     return any(
         one is None
         or one.function is None
-        or _mentions_gradients(one.function)
+        or has_attribute(one.function, "grad")
         or any(_runs_backward(each) for each in (one.function, *_called(one.source, one.function)))
         for one in statements[level + 1 :]
     )
@@ -218,11 +218,6 @@ def _called(source: SourceFile, function: ast.AST) -> Iterator[ast.FunctionDef]:
         is_own = isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id == "self"
         if (is_own or isinstance(func, ast.Name)) and (called := known.get(leaf_name(func) or "")) is not None:
             yield called
-
-
-@functools.lru_cache(maxsize=256)
-def _mentions_gradients(node: ast.AST) -> bool:
-    return any(isinstance(one, ast.Attribute) and one.attr == "grad" for one in ast.walk(node))
 
 
 @functools.lru_cache(maxsize=256)
@@ -255,7 +250,7 @@ def _written_by_hand(source: SourceFile, nodes: Iterable[ast.stmt]) -> Writes:
     found: Writes = {}
     functions = functions_of(source)
     for node in nodes:
-        if _mentions_gradients(node):
+        if has_attribute(node, "grad"):
             continue
         inner = list(ast.walk(node))
         walked: dict[str, set[str]] = {}
@@ -272,7 +267,7 @@ def _written_by_hand(source: SourceFile, nodes: Iterable[ast.stmt]) -> Writes:
                 found.setdefault(name, set()).add((_operation(one), frozenset(read - _WALKING)))
         for call in inner:
             called = functions.get(leaf_name(call.func) or "") if isinstance(call, ast.Call) else None
-            if isinstance(call, ast.Call) and called is not None and not _mentions_gradients(called):
+            if isinstance(call, ast.Call) and called is not None and not has_attribute(called, "grad"):
                 writes = any(isinstance(one, ast.stmt) and written_root(one) for one in ast.walk(called))
                 for name in names_read(call.args) - _WALKING if writes else ():
                     found.setdefault(name, set()).add((called.name, frozenset()))
@@ -308,7 +303,7 @@ def _must_stay(node: ast.stmt) -> bool:
     inner = list(ast.walk(node))
     return (
         any(isinstance(one, _LEAVING) for one in inner)
-        or _mentions_gradients(node)
+        or has_attribute(node, "grad")
         or any(_calls(one, name) for one in inner for name in (*BACKWARDS, "step"))
         or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom)
     )

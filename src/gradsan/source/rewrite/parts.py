@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, TypeGuard
 from gradsan.model import Frame, Lines
 from gradsan.source.change import changed_lines
 from gradsan.source.flow.writing import writing_at
-from gradsan.source.identifiers import leaf_name
+from gradsan.source.identifiers import is_name, leaf_name
 from gradsan.source.locate import frame_of, statement_at
 from gradsan.source.methods import METADATA
 from gradsan.source.rewrite.cuts.uncut import torch_in
@@ -101,7 +101,7 @@ def named_parts_joined(frame: Frame, name: str) -> Collected | None:
     names, changes, last = _names_bound(made), dict[int, str](), made
     behind = block[block.index(made) + 1 :]
     for node in behind:
-        if any(_is_name(one, views.whole.id) for one in ast.walk(node)):
+        if any(is_name(one, views.whole.id) for one in ast.walk(node)):
             break
         written = {line: text for one in names for _, line, text in _out_of_place(source, node, frame, one)}
         if not written and any(_writes(node, one) for one in names):
@@ -127,7 +127,7 @@ def _names_bound(node: ast.stmt) -> list[str]:
 
 
 def _binds(loop: ast.AST, name: str) -> bool:
-    return isinstance(loop, ast.For) and any(_is_name(one, name) for one in ast.walk(loop.target))
+    return isinstance(loop, ast.For) and any(is_name(one, name) for one in ast.walk(loop.target))
 
 
 def _may_be(node: ast.AST) -> TypeGuard[ast.expr]:
@@ -191,14 +191,10 @@ def _writes(node: ast.stmt, name: str) -> bool:
     """Whether a statement binds the part, or writes into it, otherwise."""
     for one in ast.walk(node):
         stored = isinstance(one, ast.Name | ast.Subscript | ast.Attribute) and isinstance(one.ctx, ast.Store)
-        if stored and any(_is_name(inner, name) for inner in ast.walk(one)):
+        if stored and any(is_name(inner, name) for inner in ast.walk(one)):
             return True
         method = one.func if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) else None
         is_write = method is not None and method.attr.endswith("_")
-        if method is not None and is_write and any(_is_name(inner, name) for inner in ast.walk(method.value)):
+        if method is not None and is_write and any(is_name(inner, name) for inner in ast.walk(method.value)):
             return True
     return False
-
-
-def _is_name(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name

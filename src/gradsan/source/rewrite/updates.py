@@ -11,6 +11,7 @@ from gradsan.source.flow.reuse import second_name
 from gradsan.source.flow.writing import writes_beside, written_root
 from gradsan.source.identifiers import assigned_names, imported_as, leaf_name
 from gradsan.source.locate import statement_at
+from gradsan.source.methods import has_attribute
 from gradsan.source.rewrite.given import networks_of
 from gradsan.source.rewrite.leaves import later_updates_of_same, later_writes_of_same
 from gradsan.source.rewrite.moving import (
@@ -155,7 +156,7 @@ def _as_leaves(source: SourceFile, node: ast.stmt) -> list[Edit] | None:
             return None
         value, target = value.elt, loop.target
     is_update = isinstance(value, ast.BinOp) and isinstance(value.op, ast.Sub | ast.Add)
-    if not isinstance(value, ast.BinOp) or not is_update or not _mentions_gradient(node):
+    if not isinstance(value, ast.BinOp) or not is_update or not has_attribute(node, "grad"):
         return None
     if source.text(value.left) != source.text(target):
         return None
@@ -173,7 +174,7 @@ def _update_in_place(source: SourceFile, node: ast.stmt) -> str | None:
     if sign is None or not isinstance(value, ast.BinOp) or not isinstance(target, ast.Name | ast.Attribute):
         return None
     name = source.text(target)
-    if source.text(value.left) != name or not _mentions_gradient(node) or source.span(node).line != node.end_lineno:
+    if source.text(value.left) != name or not has_attribute(node, "grad") or source.span(node).line != node.end_lineno:
         return None
     return f"{name} {sign}= {source.text(value.right)}"
 
@@ -198,7 +199,9 @@ def _last_of_update(source: SourceFile, block: list[ast.stmt], first: int, leave
         other = written_root(node)
         if other is None and not _only_computes(node):
             break
-        is_of_update = other is not None and (other in leaves or _is_of_layer(other, root) or _mentions_gradient(node))
+        is_of_update = other is not None and (
+            other in leaves or _is_of_layer(other, root) or has_attribute(node, "grad")
+        )
         if other is not None and not is_of_update and not _counts(node):
             # It may belong to what is differentiated: ``total += criterion(model(x), y)``.
             break
@@ -240,10 +243,6 @@ def _stays_within(source: SourceFile, statements: list[ast.stmt]) -> bool:
         isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load) and node not in inside
         for node in scope
     )
-
-
-def _mentions_gradient(node: ast.stmt) -> bool:
-    return any(isinstance(one, ast.Attribute) and one.attr == "grad" for one in ast.walk(node))
 
 
 def steps_again(used: Sequence[Frame], updated: Sequence[Frame]) -> bool:
