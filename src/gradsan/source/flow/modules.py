@@ -88,6 +88,11 @@ def _branches(value: ast.expr) -> list[ast.expr]:
 # Layers of one activation or dropout: the position of ``inplace`` among their arguments (2.6 to 2.13).
 _AT = {0: "Hardsigmoid Hardswish Mish ReLU ReLU6 SELU SiLU", 2: "Hardtanh RReLU Threshold"}
 _AT[1] = "AlphaDropout CELU Dropout Dropout1d Dropout2d Dropout3d ELU FeatureAlphaDropout LeakyReLU"
+# Their functions take the input first.
+_AT[1] += " hardsigmoid hardswish mish relu relu6 selu silu"
+_AT[2] += " celu elu leaky_relu"
+_AT[3] = "alpha_dropout dropout dropout1d dropout2d dropout3d feature_alpha_dropout hardtanh threshold"
+_AT[4] = "rrelu"
 _POSITIONS = {name: position for position, names in _AT.items() for name in names.split()}
 
 

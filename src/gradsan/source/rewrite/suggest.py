@@ -195,15 +195,20 @@ def _only(found: Iterable[_Found]) -> _Found | None:
 
 def _calls_with(frame: Frame, keyword: str) -> list[tuple[SourceFile, ast.Call]]:
     """The calls of the statement at ``frame`` that have ``keyword``; only the call being executed where it has it."""
+
+    def has(call: ast.Call) -> bool:
+        is_by_place = keyword == "inplace" and bool(_inplace_values(call))
+        return is_by_place or any(one.arg == keyword for one in call.keywords)
+
     running = [place.node for place in expressions_at(frame) if isinstance(place.node, ast.Call)]
-    if len(running) == 1 and any(one.arg == keyword for one in running[0].keywords):
+    if len(running) == 1 and has(running[0]):
         source = expressions_at(frame)[0].source
         return [(source, running[0])]
     return [
         (statement.source, node)
         for statement in statements_at(frame)
         for node in header_nodes(statement.node)
-        if isinstance(node, ast.Call) and any(one.arg == keyword for one in node.keywords)
+        if isinstance(node, ast.Call) and has(node)
     ]
 
 
