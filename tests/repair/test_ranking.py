@@ -108,6 +108,11 @@ def test_the_same_training_comes_before_the_same_gradients_and_what_the_cause_im
     assert kinds(ranked_fixes(several)) == ["same", "gradients", "recompute_forward", "sum_losses"]
 
 
+def test_of_two_that_do_the_same_a_copy_comes_last(tmp_path):
+    pair = [told(tried(tmp_path, "clone_before_mutation"), "same"), told(tried(tmp_path, "out_of_place"), "same")]
+    assert kinds(ranked_fixes(pair)) == ["out_of_place", "clone_before_mutation"]
+
+
 def test_for_a_changed_training_the_diagnosis_order_decides_before_difference_and_cost(tmp_path):
     pair = [tried(tmp_path, "advised", meaning="changed", size=3), tried(tmp_path, "cheap", meaning="changed")]
     again = replace(pair[0], fix=replace(pair[0].fix, summary=Message("fix.ran_to_end")))

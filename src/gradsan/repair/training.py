@@ -114,7 +114,13 @@ def compare_trainings(reference: Recording, candidate: Recording, *texts: Mappin
         if not any(name in right.passing for right, _ in pairs):
             lasting.setdefault(_ELEMENT.sub("[]", name), []).append(name)
     # One element of a list may be equal by chance (an action); a write that no longer happens leaves all of them.
-    frozen = [name for names in lasting.values() if all(_is_frozen(one, pairs) for one in names) for name in names]
+    moving = {_ELEMENT.sub("[]", name) for name in _moving_numbers(candidate.moments) if "[" in name}
+    frozen = [
+        name
+        for group, names in lasting.items()
+        if group not in moving and all(_is_frozen(one, pairs) for one in names)
+        for name in names
+    ]
     if len(reference.begun) == len(candidate.begun) and not _near(reference.begun, candidate.begun, reference.dtype):
         numbers.append("loss")
     either_ended = reference.was_ended or candidate.was_ended
@@ -218,6 +224,15 @@ def _is_frozen(name: str, pairs: list[tuple[Moment, Moment]]) -> bool:
     (before, other), (after, left) = values[0], values[-1]
     moved = before.checksum != after.checksum or before.shape != after.shape
     return moved and other.checksum == left.checksum and all(left.checksum == one.checksum for _, one in values)
+
+
+def _moving_numbers(moments: Sequence[Moment]) -> Iterator[str]:
+    """The plain numbers that change from moment to moment, those that are equal in both runs among them."""
+    first: dict[str, Value] = {}
+    for one in moments:
+        for name, value in one.values.items():
+            if not value.memory and first.setdefault(name, value).checksum != value.checksum:
+                yield name
 
 
 def _alike(value: Value, other: Value, position: int) -> bool:
