@@ -12,16 +12,15 @@ from gradsan.model import Bridge, Fix, Frame, Held, Lines, Message, Site
 
 
 def forget_collected(used: Site, updated: Site | None, held: tuple[Held, ...]) -> Fix | None:
-    """Clear, at the end of the round, the list with the values that earlier rounds have added.
+    """Clear, at the end of the round, the list with the values that earlier rounds have added; a replay keeps its own.
 
-    ``used`` is the round's backward, ``updated`` its update of the parameters, ``held`` the live variables that lead to
-    an earlier round. None where no list among them still contains values added by that round.
+    ``used`` is the round's backward, ``updated`` its update, ``held`` the live variables that lead to an earlier round.
+    None where no list among them still contains values added by that round.
     """
     for one in held:
         # The elements may be tuples: the log-probability and the value of each action.
-        kept = (
-            next((layer.path for layer in one.around if layer.kind in ("list", "deque")), None) if one.is_old else None
-        )
+        layers = one.around if one.is_old else ()
+        kept = next((layer.path for layer in layers if layer.kind in ("list", "deque")), None)
         if kept is None:
             continue
         for frame in reversed(used.user_frames):
@@ -32,11 +31,12 @@ def forget_collected(used: Site, updated: Site | None, held: tuple[Held, ...]) -
             # ``kept = agent.moves``: the list is filled by its other name.
             made = source.definition_of(frame, kept) if kept.isidentifier() else None
             name = kept if made is None or not made.value.replace(".", "").isidentifier() else made.value
+            if source.is_drawn_by_chance(frame, name):
+                return detach_collected(held, of_any_length=True)
             found = source.forget_collected([frame] if update is None else [frame, update], name)
             if found is not None:
-                change, text = found
-                values = {"name": name, "text": text}
-                return Fix.worded("help.forget_collected", values, source.changed_lines(frame.file, change))
+                values = {"name": name, "text": found[1]}
+                return Fix.worded("help.forget_collected", values, source.changed_lines(frame.file, found[0]))
     return None
 
 
@@ -331,7 +331,8 @@ def anew_or_cut(once: BuiltOnce) -> tuple[Fix, ...]:
     again = Fix.worded("help.build_each_round", values, kind="recompute_forward")
     without = _cuts(once, values)
     bound_at, used = once.bound_at, once.used
-    if bound_at is not None and used is not None and source.is_computed_in_rounds(bound_at, used):
+    is_twice = bound_at is not None and used is not None and source.is_computed_in_rounds(bound_at, used)
+    if is_twice or any(map(source.copies_parameter, once.made[-1:])):
         # Both are compared, like old and new probabilities: recomputed, the old one would be the new one.
         return without
     if not isinstance(once.name, str):
@@ -361,12 +362,10 @@ def anew_or_cut(once: BuiltOnce) -> tuple[Fix, ...]:
 def _cuts(once: BuiltOnce, values: dict[str, str | Message]) -> tuple[Fix, ...]:
     """The value detached; and where its statement binds others beside it, the statement under ``no_grad``."""
     cut, under = _cut_off(once), _under_no_grad(once)
-    found: list[Fix] = []
-    if cut:
-        found.append(Fix.worded("help.build_without_graph", values, cut, kind="detach_built_once"))
-    if under and (not cut or _gives_several(once)):
-        found.append(Fix.worded("help.build_under_no_grad", values, under, kind="detach_built_once"))
-    return tuple(found) or (Fix.worded("help.build_without_graph", values, kind="no_grad"),)
+    under = under if not cut or _gives_several(once) else ()
+    pairs = (("help.build_without_graph", cut), ("help.build_under_no_grad", under))
+    found = tuple(Fix.worded(key, values, lines, kind="detach_built_once") for key, lines in pairs if lines)
+    return found or (Fix.worded("help.build_without_graph", values, kind="no_grad"),)
 
 
 def _gives_several(once: BuiltOnce) -> bool:
@@ -396,18 +395,17 @@ def _taken_out(once: BuiltOnce) -> Frame | None:
     if once.bound_at is not None or once.used is None or not isinstance(once.name, str):
         return None
     made = source.definition_of(once.used, once.name) if once.name.isidentifier() else None
-    is_element = made is not None and made.value.endswith("]") and not made.value.startswith("[")
-    return made.frame if made is not None and is_element else None
+    if made is None or not made.value.endswith("]") or made.value.startswith("["):
+        return None
+    # ``grad(loss, x)[0]`` computes here what it takes out.
+    return None if any((one.file, one.line) == (made.frame.file, made.frame.line) for one in once.made) else made.frame
 
 
 def _under_no_grad(once: BuiltOnce) -> Lines:
     """The statement that binds the value or its container (``grams`` of ``grams["b"]``), under ``no_grad``."""
     bound_at = once.bound_at or _holder_bound(once)
-    return (
-        ()
-        if bound_at is not None and source.returns_to_several(bound_at)
-        else source.changed_at(bound_at, source.under_no_grad)
-    )
+    is_several = bound_at is not None and source.returns_to_several(bound_at)
+    return () if is_several else source.changed_at(bound_at, source.under_no_grad)
 
 
 def _holder_bound(once: BuiltOnce) -> Frame | None:

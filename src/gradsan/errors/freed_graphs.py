@@ -104,7 +104,7 @@ def gather_second_backward(context: Context) -> tuple[Clue, ...]:
                 and _leaves(walk.engine_order([join.older])) <= _leaves(_younger(order, by)),
                 "is_nobodys": join.younger is not None and borrowed.is_nobodys(core, join.older, by.clock),
                 "is_unheld": _is_unheld(join.older),
-                "is_sum": _is_sum(backward.roots, join.older),
+                "sums": _sums(backward.roots, join.older),
                 "ran_again": _ran_again(context, (joined_at, saved_at), order, by),
                 **({} if info is None else dict(zip(("shape", "dtype", "device"), info, strict=True))),
             },
@@ -289,12 +289,12 @@ def _join(roots: list[Node], freed: Freed) -> _Join:
     return _Join(None if is_same_root or len(nodes) < 2 else nodes[-2], *path[-1])
 
 
-def _is_sum(roots: Iterable[Node], older: Node) -> bool:
-    """Whether the loss is nothing but a sum of ``older`` and one part of this round, each times or by numbers."""
+def _sums(roots: Iterable[Node], older: Node) -> int:
+    """How many sums lie between the loss and ``older``, a term of it; 0 where that passes more than arithmetic."""
     before = [node for node, _ in walk.path(list(roots), older)][:-1]
     joining = [node for node in before if sum(child is not None for child, _ in node.next_functions) > 1]
     is_arithmetic = all(node.name().startswith(_ARITHMETIC) for node in before)
-    return is_arithmetic and len(joining) == 1 and joining[0].name().startswith(("Add", "Sub"))
+    return len(joining) if is_arithmetic and all(node.name().startswith(("Add", "Sub")) for node in joining) else 0
 
 
 _ARITHMETIC = ("Add", "Div", "Mul", "Neg", "Sub")

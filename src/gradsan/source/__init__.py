@@ -72,7 +72,7 @@ _NAMES = {
     "flow.contexts": "enter_each_round enter_once_more",
     "flow.helpers": "set_by_call",
     "flow.cuts": "Cut find_cuts grad_left_off grad_switched_off takes_cut",
-    "flow.emptied": "forget_collected",
+    "flow.emptied": "forget_collected is_drawn_by_chance",
     "flow.kept": (
         "Addition added_to_optimizer additions are_later_rounds are_updated_alike assignments averaged_array "
         "chooses_parameters is_bound_by_choice is_computed_in_rounds is_filled_once is_target_in_rounds"
@@ -141,7 +141,7 @@ _NAMES = {
         "copy_element_kept copy_saved_early earlier_reads gradients_for_inputs kept_on_context mark_dirty name_kept "
         "save_for_backward saved_early without_once_differentiable"
     ),
-    "rewrite.given": "may_step steps_one_of",
+    "rewrite.given": "copies_parameter may_step steps_one_of",
     "rewrite.leaves": (
         "assigned_as_parameter assigned_by_copy assigned_in_place attribute_assigned leaf_alone read_instead "
         "reads_later written_behind"

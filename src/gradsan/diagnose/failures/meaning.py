@@ -14,6 +14,7 @@ from functools import partial
 
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
+from gradsan.diagnose.collected import BuiltOnce, anew_or_cut
 from gradsan.diagnose.failures import parts
 from gradsan.diagnose.failures.unreached import term_uncut
 from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Lines, Message, Site
@@ -162,6 +163,11 @@ def built_once(failure: Failure) -> Diagnosis | None:
         return None
     values = {"name": built.name, "updater": label_texts.as_written(updated.name or "?")}
     words, kind = ("cast", "cast_each_round") if built.values["is_cast"] else ("value", "compute_each_round")
+    made = () if built.site is None else built.site.user_frames
+    cuts: tuple[Fix, ...] = ()
+    if made and source.copies_parameter(made[-1]):
+        used = None if failure.site is None else failure.site.shown_frame
+        cuts = anew_or_cut(BuiltOnce(built.name, None, made, used))
     return parts.diagnosis(
         failure,
         "GS403",
@@ -176,7 +182,7 @@ def built_once(failure: Failure) -> Diagnosis | None:
             *parts.used(failure, "label.value_of_first_round", values),
         ),
         tensor=parts.tensor_of(built),
-        fixes=(parts.fix(kind, "changed", values),),
+        fixes=cuts or (parts.fix(kind, "changed", values),),
     )
 
 

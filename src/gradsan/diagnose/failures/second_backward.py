@@ -109,7 +109,7 @@ def _carried(case: Case) -> Diagnosis:
     if case.bridge.values.get("is_term"):
         made = tuple(one.site for one in case.failure.clues_of("bridge_made") if one.site is not None)
         cuts = carriers.cut_term(cuts, case.updated, case.carrier, made)
-        if case.bridge.values.get("is_sum"):
+        if case.bridge.values.get("sums") == 1:
             cuts = tuple(
                 replace(one, how_changed=Message(SUM_CUT)) if one.kind == cut.kind and one.lines else one
                 for one in cuts
@@ -121,7 +121,7 @@ def _carried(case: Case) -> Diagnosis:
         if _is_average(case, made):
             # Detached, the sum gives each round the gradient of an ever smaller part of its own loss.
             cuts = (parts.fix("own_loss", "changed", values), *(replace(one, lines=()) for one in cuts))
-    is_sum = bool(case.bridge.values.get("is_sum"))
+    is_sum = case.bridge.values.get("sums") == 1
     anew = parts.fix("reset_sum" if is_sum else "reset_state", "changed", values)
     why = "explanation.freed_sum_carried_over" if is_sum else None
     return diagnosis_of(case, CARRIED, (*cuts, anew), GROWS, explanation=why)
@@ -134,7 +134,7 @@ def _is_average(case: Case, made: Sequence[Site]) -> bool:
     is_scaled = any(node.name.startswith(("Div", "Mul")) and node.is_younger for path in paths for node in path)
     is_scaled = is_scaled and any(source.reads_what_it_binds(frame) for frame in frames)
     is_average = is_scaled or any(source.reads_what_it_binds(frame, times=2) for frame in frames)
-    return is_average and bool(case.bridge.values.get("is_sum"))
+    return is_average and case.bridge.values.get("sums") == 1
 
 
 def _once(case: Case) -> Diagnosis:
@@ -177,8 +177,9 @@ def _once(case: Case) -> Diagnosis:
             name = other.name or bound[0]
             beside = anew_or_cut(BuiltOnce(name, bound[1], made, used, *learning, "[" not in (other.name or "[")))
             first = tuple(joined(one, beside) or _of_both(one, name) for one in first)
-    if case.freed_by.values.get("same_loss"):
-        first = first[:1]  # a loss without a graph would train nothing
+    if case.freed_by.values.get("same_loss") or case.bridge.values.get("sums"):
+        # A loss without a graph, or a term of it, would train nothing.
+        first = tuple(one for one in first if one.kind == "recompute_forward") or first[:1]
     if all(one.kind != "recompute_forward" for one in first):
         return diagnosis_of(case, ONCE, first, note)
     return diagnosis_of(case, ONCE, (*borrowed, *kept, *first), note)

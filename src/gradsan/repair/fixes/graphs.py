@@ -208,10 +208,11 @@ def _into_function(made: Label, used: Label, begun: Label | None) -> Fix | None:
         running = [closure] if closure is not None else [one for one in later if place.statement in ast.walk(one)]
         names = blocks.names_read(running)
         called = [one for one in later if isinstance(one, ast.FunctionDef) and one.name in names]
-        # What the loss itself was computed from has been freed with it.
-        is_loss = method_receiver(used.frame) in blocks.names_bound(first.statement)
-        begins = _begins_before(first, begun)
-        starts = [begins] if begins is not None else [_start_of(first), first] if is_loss else [first]
+        begins, start = _begins_before(first, begun), _start_of(first)
+        # What the loss itself was computed from has been freed with it, and so has what the function reads, too.
+        earlier = set[str]() if start is None else blocks.names_bound(start.statement) & names
+        is_freed = bool(earlier) or method_receiver(used.frame) in blocks.names_bound(first.statement)
+        starts = [begins] if begins is not None else [start, first] if is_freed else [first]
         for function in (closure, *called) if isinstance(closure, ast.FunctionDef) else called:
             around = next((one for one in later if function in ast.walk(one)), None)
             for one in starts if around is not None else ():

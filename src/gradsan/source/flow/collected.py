@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeGuard
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
@@ -14,6 +13,7 @@ from gradsan.source.identifiers import (
     assigned_names,
     bindings_of,
     chain_key,
+    constant_key,
     consumed_names,
     leaf_name,
     local_nodes,
@@ -121,13 +121,19 @@ def _keyword(function: ast.FunctionDef, added: ast.expr, value: ast.expr | None,
 
 
 def _was_given(source: SourceFile, call: ast.Call, value: ast.expr | None) -> bool:
-    """Whether an earlier call in the function of ``call`` also takes the variable: it is a state, not a result."""
+    """Whether the variable is a state, and no result: not bound in the round so far, or taken by an earlier call."""
     key = None if value is None else chain_key(value)
     scope = source.function(call) or source.module
-    return key is not None and any(
-        isinstance(one, ast.Call) and one.lineno < call.lineno and any(chain_key(part) == key for part in one.args)
-        for one in ([] if isinstance(scope, ast.Lambda) else local_nodes(scope))
-    )
+    if key is None or isinstance(scope, ast.Lambda):
+        return False
+    loops = (one for one, _ in source.ancestors(call) if isinstance(one, ast.For | ast.While) or one is scope)
+    begun = getattr(next(loops, scope), "lineno", 0)
+    earlier = [one for one in local_nodes(scope) if getattr(one, "lineno", call.lineno) < call.lineno]
+    bound = {
+        name for one in earlier if isinstance(one, ast.stmt) and one.lineno > begun for name in assigned_names(one)
+    }
+    calls = (one for one in earlier if isinstance(one, ast.Call))
+    return key not in bound or any(chain_key(part) == key for one in calls for part in one.args)
 
 
 def is_bounded(source: SourceFile, name: str) -> bool:
@@ -135,16 +141,9 @@ def is_bounded(source: SourceFile, name: str) -> bool:
     made, last = deque_made(source, name), name.rpartition(".")[2]
     if made is not None and (len(made.args) > 1 or any(one.arg == "maxlen" for one in made.keywords)):
         return True
-    return any(
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and leaf_name(node.func.value) == last
-        and (
-            node.func.attr == "popleft"
-            or (node.func.attr == "pop" and [ast.unparse(one) for one in node.args] == ["0"])
-        )
-        for node in source.nodes
-    )
+    calls = [one for one in source.nodes if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute)]
+    taken = (ast.unparse(one) for one in calls if leaf_name(getattr(one.func, "value", one)) == last)
+    return any(one.endswith((".popleft()", ".pop(0)")) for one in taken)
 
 
 def _steps(path: str) -> list[str | int]:
@@ -170,18 +169,14 @@ def _part(added: ast.expr, step: str | int) -> ast.expr | None:
     if isinstance(added, ast.Tuple | ast.List):
         return added.elts[step] if isinstance(step, int) and step < len(added.elts) else None
     if isinstance(added, ast.Dict):
-        keys = {one.value: value for one, value in zip(added.keys, added.values, strict=True) if _is_text(one)}
-        return keys.get(step)
+        pairs = zip(added.keys, added.values, strict=True)
+        return next((one for key, one in pairs if key and constant_key(key) == step), None)
     if isinstance(added, ast.Call):
         named = {one.arg: one.value for one in added.keywords}
         if isinstance(step, int) and step < len(added.args) and not added.keywords:
             return added.args[step]
         return named.get(step) if isinstance(step, str) else None
     return None
-
-
-def _is_text(key: ast.expr | None) -> TypeGuard[ast.Constant]:
-    return isinstance(key, ast.Constant) and isinstance(key.value, str)
 
 
 def _is_call_of(node: ast.AST, method: str) -> bool:
@@ -379,9 +374,8 @@ def _dict_that_keeps(
         return None
     name, part = chain_key(target.value), _written_part([node.value], written)
     rounds = {one for inner in ast.walk(loop) if isinstance(inner, ast.stmt) for one in assigned_names(inner)}
-    made = [
-        one.value for statement in statements for one in bindings_of(statement) if one.name == name and one.replaces
-    ]
+    bound = itertools.chain.from_iterable(map(bindings_of, statements))
+    made = [one.value for one in bound if one.name == name and one.replaces]
     is_container = bool(made) and all(map(_is_container, made))
     is_another = bool(rounds & set(consumed_names(ast.Expr(target.slice))))
     return (name, part) if name is not None and part is not None and is_container and is_another else None

@@ -46,6 +46,12 @@ def forget_collected(frames: Sequence[Frame], name: str) -> tuple[Change | None,
     return None if change is None else (change, text)
 
 
+def is_drawn_by_chance(frame: Frame, name: str) -> bool:
+    """Whether the function of ``frame`` takes some elements of the list by chance: a replay."""
+    statement = statement_at(frame)
+    return statement is not None and name in _drawn_from(statement.function or statement.source.module, by_chance=True)
+
+
 def _beside(source: SourceFile, call: ast.Call) -> Iterator[str]:
     """The lists that the statements of the same block add to."""
     statement = source.statement(call)
@@ -103,8 +109,8 @@ def _in_no_loop(source: SourceFile, node: ast.AST) -> ast.AST | None:
     return node
 
 
-def _drawn_from(scope: FunctionNode | ast.Module) -> set[str | None]:
-    """The lists of which a function takes some elements by chance or by an index: a replay, which is to stay."""
+def _drawn_from(scope: FunctionNode | ast.Module, *, by_chance: bool = False) -> set[str | None]:
+    """The lists of which a function takes some elements by chance, or by an index: a replay, which is to stay."""
     nodes = [one for node in local_nodes(scope) for one in ast.walk(node)]
     calls = (one for one in nodes if isinstance(one, ast.Call) and leaf_name(one.func) in _DRAWING)
     picked = (
@@ -112,7 +118,8 @@ def _drawn_from(scope: FunctionNode | ast.Module) -> set[str | None]:
         for one in nodes
         if isinstance(one, ast.Subscript) and isinstance(one.ctx, ast.Load) and not isinstance(one.slice, ast.Slice)
     )
-    return {chain_key(one) for one in (*(given for call in calls for given in call.args), *picked)}
+    given = [one for call in calls for one in call.args]
+    return {chain_key(one) for one in (given if by_chance else (*given, *picked))}
 
 
 _DRAWING = frozenset({"choice", "choices", "sample", "shuffle"})

@@ -26,12 +26,12 @@ from gradsan.source.identifiers import (
 )
 from gradsan.source.intent.conditions import is_conditional
 from gradsan.source.locate import Statement, expression_at, frame_of, statement_at
-from gradsan.source.methods import BACKWARDS, FUNCTIONS_MAKING_NEW, METADATA
+from gradsan.source.methods import BACKWARDS, CUTTING, FUNCTIONS_MAKING_NEW, METADATA
 from gradsan.source.rewrite.renewing import fresh_name
 from gradsan.source.tree import SourceFile, header_nodes, indentation_of
 
 _DEEPEST = 6
-_NOT_VALUES = METADATA | {"backward", "grad"}
+_NOT_VALUES = METADATA | CUTTING | {"backward", "data", "grad"}
 
 
 def taken_from(taken: Frame, made: Frame) -> list[str]:

@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator
 
 from gradsan.model import Frame
-from gradsan.source.identifiers import dotted_path, leaf_name, parameters, standing_of
-from gradsan.source.locate import statement_at
+from gradsan.source.identifiers import dotted_path, is_name, leaf_name, parameters, standing_of
+from gradsan.source.locate import expression_at, statement_at
+from gradsan.source.methods import has_attribute
 from gradsan.source.tree import FunctionNode, SourceFile
 
 
@@ -114,9 +115,36 @@ def is_function_of_leaves(frame: Frame) -> bool:
     return computes and bool(texts) and all(_is_trained_leaf(source, one) for one in texts)
 
 
+def copies_parameter(frame: Frame) -> bool:
+    """Whether the operation at a frame gives the values of one parameter of several: ``w.clone()``, ``w * 1.0``."""
+    found = expression_at(frame)
+    node = None if found is None else found.node
+    operand = node.left if isinstance(node, ast.BinOp) else getattr(getattr(node, "func", None), "value", None)
+    if found is None or node is None or not isinstance(operand, ast.Name):
+        return False
+    if isinstance(node, ast.BinOp):
+        same = _NEUTRAL.get(type(node.op))
+        if same is None or not isinstance(node.right, ast.Constant) or node.right.value != same:
+            return False
+    elif not isinstance(node, ast.Call) or leaf_name(node.func) != "clone":
+        return False
+    around = [one for one, _ in found.source.ancestors(node)]
+    loops = [one for one in around if isinstance(one, ast.For)]
+    made = [part for one in around for part in getattr(one, "generators", ())]
+    return any(
+        is_name(part, operand.id) and has_attribute(one.iter, "parameters", "named_parameters")
+        for one in (*loops, *made)
+        for part in ast.walk(one.target)
+    )
+
+
+_NEUTRAL = {ast.Add: 0, ast.Sub: 0, ast.Mult: 1, ast.Div: 1}
+
+
 def _is_trained_leaf(source: SourceFile, name: str) -> bool:
-    values = [value for _, value in _made(source, name)]
-    return bool(values) and all(re.search(r"requires_grad|Parameter\b", ast.unparse(one)) for one in values)
+    values = [ast.unparse(value) for _, value in _made(source, name)]
+    is_made = bool(values) and all(re.search(r"requires_grad|Parameter\b", one) for one in values)
+    return is_made and not any(re.search(r"requires_grad(=|_\()False", one) for one in values)
 
 
 def _names_of_made(node: ast.stmt, made: Frame) -> list[set[str | None]]:
