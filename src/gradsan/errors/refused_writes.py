@@ -17,7 +17,8 @@ being called).
 Roles: ``live``, one clue for each of the user's frames, outermost first; ``values``: ``requires_grad`` (expression ->
 whether it does; of a module, whether any parameter does) and ``callees`` (expression -> file, first line and name of
 what runs). ``mode``: whether gradients are switched on (``grad_enabled``). ``loss``: its ``shape``, ``dtype`` and
-``device``.
+``device``. ``idle``: parameters, all that the live optimizers have, of which none requires grad (``op`` the class of
+one; ``values``: ``total``, ``optimizer`` a name of it, ``are_chosen``, whether modules have frozen others beside them).
 
 Role: ``made`` (the operation that made the tensor; ``name`` as the source says it; ``values``: ``is_update``, whether
 the statement that made it reads ``.grad`` itself, and ``shape``, ``dtype``, ``device``).
@@ -27,7 +28,7 @@ from __future__ import annotations
 
 import ast
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -37,7 +38,8 @@ from torch import nn
 from gradsan import _torch, source
 from gradsan.errors.context import Context, described, made_by, writes_to
 from gradsan.graph import naming
-from gradsan.graph.live import first_named, live_clues, tensor_of, value_of
+from gradsan.graph.live import first_named, live_clues, name_bound_to, tensor_of, value_of
+from gradsan.graph.variables import modules_in
 from gradsan.graph.walk import learns_elsewhere, leaves_of
 from gradsan.model import Clue, Frame, Site
 from gradsan.record.backwards import PastBackward
@@ -292,7 +294,7 @@ def _module_clue(name: str, module: nn.Module, certain: bool) -> Clue:
     return Clue("hooked_module", name=name or None, values={"module": type(module).__name__, "certain": certain})
 
 
-_MOST_BACKWARDS = 16
+_MOST_BACKWARDS, _NAMED = 16, 4
 
 
 def gather_live(context: Context) -> tuple[Clue, ...]:
@@ -312,7 +314,22 @@ def gather_live(context: Context) -> tuple[Clue, ...]:
             found.append(Clue("others_ran_before"))
         if _has_run_before(context, past):
             found.append(Clue("ran_before"))
-    return (*live_clues(context.frame), *reversed(found))
+    return (*live_clues(context.frame), *reversed(found), *_idle_optimizers(context.frame))
+
+
+def _idle_optimizers(frame: FrameType | None) -> Iterator[Clue]:
+    # A trainer may wrap an optimizer in another one.
+    optimizers = sorted(naming.optimizers_alive(), key=lambda one: not type(one).__module__.startswith("torch."))
+    held = list({id(one): one for one in _torch.parameters_of(*optimizers)}.values())
+    if not held or any(one.requires_grad for one in held):
+        return
+    names = [name for one in held[:_NAMED] if (name := naming.name_of(one, frame)) is not None]
+    owned = {id(one) for one in held}
+    beside = naming.frozen_beside(owned, modules_in(frame))
+    values: dict[str, object] = {"total": len(held), "are_chosen": any(id(one) not in owned for one in beside)}
+    if len(optimizers) == 1 and (bound := name_bound_to(optimizers[0], frame)) is not None:
+        values["optimizer"] = bound
+    yield Clue("idle", name=", ".join(names) or None, op=type(optimizers[0]).__name__, values=values)
 
 
 def _has_run_before(context: Context, past: list[PastBackward]) -> bool:

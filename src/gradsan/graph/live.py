@@ -127,6 +127,17 @@ def _named(frame: FrameType) -> list[tuple[str, Any]]:
     return named
 
 
+def name_bound_to(value: Any, frame: FrameType | None) -> str | None:
+    """Return the expression by which the nearest user frame, from ``frame`` outwards, holds that very object."""
+    while frame is not None:
+        if is_user_file(frame.f_code.co_filename):
+            found = next((name for name, one in _named(frame) if one is value), None)
+            if found is not None:
+                return found
+        frame = frame.f_back
+    return None
+
+
 def _of_frame(
     frame: FrameType, named: list[tuple[str, Any]], requires_grad: Callable[[Any], bool], held: set[int]
 ) -> LiveClue:

@@ -141,7 +141,7 @@ _NAMES = {
         "copy_element_kept copy_saved_early earlier_reads gradients_for_inputs kept_on_context mark_dirty name_kept "
         "save_for_backward saved_early without_once_differentiable"
     ),
-    "rewrite.given": "copies_parameter may_step steps_one_of",
+    "rewrite.given": "copies_parameter may_step steps_one_of switch_on_before_made",
     "rewrite.leaves": (
         "assigned_as_parameter assigned_by_copy assigned_in_place attribute_assigned leaf_alone read_instead "
         "reads_later written_behind"

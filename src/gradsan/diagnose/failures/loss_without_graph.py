@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
@@ -208,6 +209,9 @@ def _nothing_requires_grad(failure: Failure, name: str | Message, used: tuple[La
     mode = failure.clue("mode")
     is_off = mode is not None and not mode.values["grad_enabled"]
     kind, summary = ("undo_grad_mode_off", "cut_grad_mode_off") if is_off else ("requires_grad_first",) * 2
+    idle = None if is_off else failure.clue("idle")
+    if idle is not None and idle.name:
+        return _frozen_from_start(failure, name, idle, used)
     if made is not None and not is_off and failure.site.shown_frame is not None:
         created = label_texts.at("created", Site((made.frame,)), Message("label.nothing_requires_grad"))
     return parts.diagnosis(
@@ -220,6 +224,26 @@ def _nothing_requires_grad(failure: Failure, name: str | Message, used: tuple[La
         labels=(*created, *used),
         tensor=_tensor(failure, name),
         fixes=(Fix(kind, "changed", Message(f"help.{summary}", {"operand": name})),),
+    )
+
+
+def _frozen_from_start(failure: Failure, name: str | Message, idle: Clue, used: tuple[Label, ...]) -> Diagnosis:
+    """GS405 where nothing that an optimizer has requires grad; what was chosen for it is to be trained."""
+    values = {"name": name, "parameters": idle.name, "optimizer": idle.op, "others": idle.count("total")}
+    optimizer = idle.values.get("optimizer")
+    lines: Lines = ()
+    if isinstance(optimizer, str) and idle.values.get("are_chosen"):
+        lines = source.changed_at(failure.site.user_frame, partial(source.switch_on_before_made, optimizer=optimizer))
+    return parts.diagnosis(
+        failure,
+        "GS405",
+        "loss_without_graph",
+        values=values,
+        title="title.loss_without_graph_frozen",
+        explanation="explanation.loss_without_graph_frozen",
+        labels=used,
+        tensor=_tensor(failure, name),
+        fixes=(parts.fix("switch_on_trained", "changed", values, lines=lines),),
     )
 
 

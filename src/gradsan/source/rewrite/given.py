@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from gradsan.model import Frame
+from gradsan.source.change import Change, insert_before
 from gradsan.source.identifiers import dotted_path, is_name, leaf_name, parameters, standing_of
 from gradsan.source.locate import expression_at, statement_at
 from gradsan.source.methods import has_attribute
@@ -19,6 +20,16 @@ def networks_of(source: SourceFile, optimizer: str) -> set[str]:
         part.func for _, value in _made(source, optimizer) for part in ast.walk(value) if isinstance(part, ast.Call)
     )
     return {ast.unparse(one.value) for one in calls if isinstance(one, ast.Attribute) and one.attr == "parameters"}
+
+
+def switch_on_before_made(frame: Frame, optimizer: str) -> Change | None:
+    """``head.requires_grad_(True)`` before the one statement that makes ``optimizer`` of the parameters of ``head``."""
+    statement = statement_at(frame)
+    made = [] if statement is None else _made(statement.source, optimizer)
+    networks = set() if statement is None else networks_of(statement.source, optimizer)
+    if statement is None or len(made) != 1 or len(networks) != 1:
+        return None
+    return insert_before(statement.source, made[0][0], f"{networks.pop()}.requires_grad_(True)", "switch_on")
 
 
 def have_a_common_part(some: set[str], others: set[str]) -> bool:
