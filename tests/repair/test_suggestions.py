@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from cases import each
-from gradsan.model import Diagnosis, Fix, Frame, Label, Message, NamedTensor, PathNode, Site
+from gradsan.model import Diagnosis, Fix, Frame, Label, Message, NamedTensor, Site
 from gradsan.repair.fixes import (
     backwards,
     copies,
     gradients,
     graphs,
-    kept_values,
     loops,
     states,
     steps,
@@ -503,25 +502,6 @@ def test_one_backward_of_a_loss_for_two_optimizers(program, between, is_merged, 
     rest = [one for one in between.split("\n") if one != "b_opt.zero_grad()"]
     wanted = "\n".join([lines[0], "b_opt.zero_grad()", "loss.backward()", *rest, "b_opt.step()", ""])
     assert patched(found, file) == ([wanted] if is_merged and not is_after_another else [])
-
-
-@each(
-    ("write", "node", "text"),
-    [
-        ("state.zero_()", "ZeroBackward0", "state.detach_().zero_()"),
-        ("self.level[0].uniform_(0, 1)", "UniformBackward0", "self.level[0].detach_().uniform_(0, 1)"),
-        # What is left of the old values is no filling.
-        ("state.mul_(0)", "MulBackward0", None),
-        ("state = state.zero_() + keep.fill_(1)", "AddBackward0", None),
-    ],
-)
-def test_a_state_leaves_its_graph_where_it_is_filled(program, write, node, text):
-    file = program(f"{write}\nloss.backward()\n")
-    way = (PathNode("loss"), PathNode("node", node, frame=at(file, 1)), PathNode("saved"))
-    found = kept_values.detach_before_filled(
-        replace(diagnosis("freed_state_carried_over", ("used", None, (at(file, 2),))), way=way)
-    )
-    assert patched(found, file) == ([] if text is None else [f"{text}\nloss.backward()\n"])
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from gradsan.source.flow.targets import Target, target_at, written_expression
 from gradsan.source.flow.writing import reads_gradient, writing_at
 from gradsan.source.identifiers import imported_as, leaf_name
 from gradsan.source.locate import Expression, expressions_at, frame_of
-from gradsan.source.rewrite.copied import clone_argument, clone_given, clone_returned, cloned
+from gradsan.source.rewrite.copied import clone_given, cloned
 from gradsan.source.rewrite.leaves import reads_later
 from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.rewrite.out_of_place import out_of_place, recorded
@@ -26,8 +26,6 @@ from gradsan.source.rewrite.rebinding import can_rebind, notes_on_rebinding
 from gradsan.source.rewrite.scatter import mask_out_of_place, part_out_of_place
 from gradsan.source.rewrite.suggest import clone_before
 from gradsan.source.tree import SourceFile, indentation_of
-
-_AT_SAVE, _RESULT = "help.clone_at_save", "help.clone_result"
 
 
 def clone_before_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
@@ -127,23 +125,6 @@ def clone_for_call(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         lines = changed_lines(source.file, edited(source, [edit], "clone_for_call"))
         return (blocks.fix("clone_before_mutation", lines, "clone_for_call", name=callee),) if lines else ()
     return ()
-
-
-def clone_for_autograd(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """A copy for autograd alone, so that the write stays: of a call's only argument, or of what is returned."""
-    saved, written = blocks.first(diagnosis, "saved"), blocks.first(diagnosis, "written")
-    copied = any(fix.summary.key in (_AT_SAVE, _RESULT) and fix.lines for fix in diagnosis.fixes)
-    if saved is None or written is None or copied or not diagnosis.code.startswith("GS1"):
-        return ()
-    if diagnosis.cause in blocks.STEPPED:
-        return ()  # a layer has saved its parameters, not what it was given
-    is_output = diagnosis.cause == "result_overwritten"
-    found = clone_returned(saved.frame) if is_output else clone_argument(saved.frame, written.frame, written.op or "")
-    lines = () if found is None else changed_lines(saved.frame.file, found[1])
-    if found is None or not lines:
-        return ()
-    summary = Message(_RESULT if is_output else _AT_SAVE, {"name": found[0]})
-    return (Fix("clone_before_mutation", "preserved", summary, lines=lines),)
 
 
 def with_masks(diagnosis: Diagnosis) -> tuple[Fix, ...]:

@@ -39,8 +39,6 @@ from gradsan.source.tree import SourceFile, indentation_of
 WORDS, CUT, _CUT = "recompute_from_kept", "detach_kept", "help.build_without_graph"
 AGAIN = f"fix.{WORDS}"
 _LONGEST, _MOST_STORED = 200, 3
-_CARRIED = frozenset({"freed_state_carried_over", "state_carried_over"})
-_FILLING = frozenset({"zero_", "fill_", "uniform_", "normal_", "exponential_", "random_", "bernoulli_"})
 
 
 def recompute_from_kept(diagnosis: Diagnosis) -> tuple[Fix, ...]:
@@ -220,38 +218,6 @@ def _own(function: ast.AST | None) -> str | None:
 
 def _owner(source: SourceFile, node: ast.AST) -> ast.ClassDef | None:
     return source.owner_class(node)
-
-
-def detach_before_filled(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """``state.detach_().zero_()`` where the way into an earlier round leads through ``state.zero_()``.
-
-    Nothing of the old values is left, so that no gradient goes that way: only the graph does.
-    """
-    if diagnosis.cause not in _CARRIED:
-        return ()
-    found: dict[str, tuple[tuple[str, int, str], ...]] = {}
-    for node in diagnosis.way:
-        filled = None if node.frame is None else _filled_at(node.frame, node.name or "")
-        if filled is not None:
-            source, receiver = filled
-            lines = edited_lines(source, [Edit.after(source.span(receiver), ".detach_()")])
-            found.setdefault(source.text(receiver), lines)
-    lines = tuple(dict.fromkeys(line for one in found.values() for line in one))
-    return (blocks.fix("detach_carried_state", lines, "detach_before_filled", name=", ".join(found)),) if lines else ()
-
-
-def _filled_at(frame: Frame, name: str) -> tuple[SourceFile, ast.expr] | None:
-    """The tensor that the one statement at ``frame`` fills in place, if the Node ``name`` is that of the filling."""
-    statement = statement_at(frame)
-    calls = [] if statement is None else [one for one in ast.walk(statement.node) if isinstance(one, ast.Call)]
-    filling = [
-        one.func.value
-        for one in calls
-        if isinstance(one.func, ast.Attribute)
-        and one.func.attr in _FILLING
-        and name.startswith(one.func.attr.rstrip("_").capitalize() + "Backward")
-    ]
-    return (statement.source, filling[0]) if statement is not None and len(filling) == 1 else None
 
 
 def as_property(made: Label) -> Fix | None:

@@ -10,9 +10,9 @@ from gradsan.source.change import Change, Edit, edited
 from gradsan.source.flow.aliases import share_memory
 from gradsan.source.flow.rounds import in_same_function
 from gradsan.source.flow.targets import written_expression
-from gradsan.source.identifiers import dotted_path, leaf_name
+from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import expressions_at, statement_at
-from gradsan.source.methods import ALIASING_METHODS, MAKING_NEW
+from gradsan.source.methods import ALIASING_METHODS
 from gradsan.source.rewrite.rebinding import can_rebind
 from gradsan.source.tree import SourceFile
 
@@ -152,23 +152,6 @@ def clone_argument(frame: Frame, written: Frame | None, op: str) -> tuple[str, C
         return None
     change = edited(source, [Edit.after(source.span(given), ".clone()")], "clone_at_save")
     return None if change is None else (source.text(given), change)
-
-
-def clone_returned(frame: Frame) -> tuple[str, Change] | None:
-    """The call at ``frame`` and the line with ``return f(x).clone()``, where its result is what a function returns.
-
-    Of an operation of torch: a module may have saved the result of an inner layer.
-    """
-    for one in expressions_at(frame):
-        statement = one.source.statement(one.node)
-        if not isinstance(one.node, ast.Call) or not isinstance(statement, ast.Return):
-            continue
-        path = dotted_path(one.source, one.node.func) or ""
-        is_operation = path.startswith("torch.") or leaf_name(one.node.func) in MAKING_NEW
-        if is_operation and statement.value is one.node:
-            change = edited(one.source, [Edit.after(one.span, ".clone()")], "clone_at_save")
-            return None if change is None else (one.text, change)
-    return None
 
 
 def cloned(name: str, op: str) -> str:
