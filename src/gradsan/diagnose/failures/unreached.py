@@ -237,6 +237,7 @@ def parameter_behind_flat(failure: Failure) -> Diagnosis:
     parameter, flat = failure.clue("parameter"), failure.clue("flat")
     count = 0 if parameter is None else parameter.count("parameters")
     values = {"name": parts.name_of(parameter, "label.the_tensor"), "op": parts.op_of(flat), "parameters": count}
+    way = "straight_through" if flat is None or flat.op != "normal" else "reparametrised"
     return parts.diagnosis(
         failure,
         "GS421",
@@ -249,7 +250,7 @@ def parameter_behind_flat(failure: Failure) -> Diagnosis:
             *parts.used(failure, "label.gradient_is_zero", values),
         ),
         tensor=_tensor(parameter),
-        fixes=(parts.fix("straight_through", "changed", values),),
+        fixes=(parts.fix("straight_through", "changed", values, summary=f"help.{way}"),),
     )
 
 
