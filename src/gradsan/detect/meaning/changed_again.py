@@ -105,7 +105,7 @@ class ChangedAgain(Finder):
             if raw.op != "__setitem__" or not raw.item or raw.stack in self._described:
                 continue
             rows = _rows_written(raw)
-            if rows and (frame := _own((site := symbolise(raw.stack)).frames)) is not None:
+            if rows and (frame := (site := symbolise(raw.stack)).user_frame) is not None:
                 self._described.add(raw.stack)
                 name = source.written_expression(frame, raw.op, ())
                 values = {"shape": raw.shape, "dtype": "?", "device": "?", "rows": rows}
@@ -156,7 +156,7 @@ class ChangedAgain(Finder):
         if raw.op != "__setitem__":
             return raw
         if raw.stack not in self._updates:
-            place = _own(symbolise(raw.stack).frames)
+            place = symbolise(raw.stack).user_frame
             self._updates[raw.stack] = (None if place is None else source.elements_updated_by(place)) or raw.op
         return raw._replace(op=self._updates[raw.stack])
 
@@ -166,7 +166,8 @@ class ChangedAgain(Finder):
             return False
         if raw.stack not in self._noise:
             is_sum = raw.op in SHIFTS
-            self._noise[raw.stack] = is_loaded(raw.stack) if is_sum else is_loaded(raw.stack) and _is_random(raw.stack)
+            is_put = is_sum or _is_noise(raw.stack, source.writes_at_random)
+            self._noise[raw.stack] = is_put and is_loaded(raw.stack)
             self._noise[raw.stack] |= is_sum and _is_noise(raw.stack)
         return self._noise[raw.stack]
 
@@ -184,7 +185,7 @@ class ChangedAgain(Finder):
             return
         times, ops = min(part.times for part in parts), parts[0].ops
         sites = [symbolise(stack) for stack in stacks]
-        places = [_own(site.frames) for site in sites]
+        places = [site.user_frame for site in sites]
         named = [None if place is None else _written(place, raw_op) for place, raw_op in zip(places, ops, strict=True)]
         name, place = named[-1], places[-1]
         if name is None or place is None or any(one != name for one in named):
@@ -392,7 +393,7 @@ def _rows_written(raw: RawWrite) -> int:
 
 
 def _is_same_line(one: Any, other: Any) -> bool:
-    here, there = _own(symbolise(one).frames), _own(symbolise(other).frames)
+    here, there = symbolise(one).user_frame, symbolise(other).user_frame
     return here is not None and there is not None and (here.file, here.line) == (there.file, there.line)
 
 
@@ -403,15 +404,6 @@ def _written(place: Frame, op: str) -> str | None:
     )
 
 
-def _is_noise(stack: RawStack) -> bool:
-    place = _own(symbolise(stack).frames)
-    return place is not None and is_user_file(stack.codes[0].co_filename) and source.adds_noise(place)
-
-
-def _is_random(stack: RawStack) -> bool:
-    place = _own(symbolise(stack).frames)
-    return place is not None and is_user_file(stack.codes[0].co_filename) and source.writes_at_random(place)
-
-
-def _own(frames: tuple[Frame, ...]) -> Frame | None:
-    return next((frame for frame in reversed(frames) if frame.is_user), None)
+def _is_noise(stack: RawStack, draws: Callable[[Frame], bool] = source.adds_noise) -> bool:
+    place = symbolise(stack).user_frame
+    return place is not None and is_user_file(stack.codes[0].co_filename) and draws(place)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Hashable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from torch.autograd.graph import Node
@@ -21,6 +22,7 @@ from torch.autograd.graph import Node
 from gradsan import _torch, source
 from gradsan._collector import objects_of
 from gradsan.detect.changed_values import has_made
+from gradsan.detect.one_tensor.second_names import at_line
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Frame, Site
 from gradsan.record.detector import Finder, Run
@@ -34,7 +36,6 @@ _ROUNDS = (1, 2, 4)
 _STACKS, _KEEPERS, _READS, _UNNAMED, _LONGEST = 256, 16, 16, 8, 256
 _GRAD_ENABLED = RawWrite._fields.index("grad_enabled")
 _NODES_OF_A_CALL = 3
-_UNKNOWN: tuple[Any, ...] = ((), "?", "?")
 _NOT_NEGATIVE = frozenset(
     {"ReluBackward0", "SigmoidBackward0", "SoftmaxBackward0", "SoftplusBackward0", "ExpBackward0", "AbsBackward0"}
 )
@@ -126,14 +127,8 @@ class ReusedInputs(Finder):
             if found is None or read is None:
                 continue
             named, name, call, place = found
-            values = dict(zip(("shape", "dtype", "device"), _torch.output_info(node, 0) or _UNKNOWN, strict=True))
-            self._report_at(
-                ROW,
-                entry.stack,
-                Clue("written", _at(call, written), name=named, op=raw.op, values=values),
-                Clue("read", _at(place, read), name=name),
-            )
-            self._seen.add(raw.stack)
+            written, read = at_line(written, call, call.line), at_line(read, place, place.line)
+            self._tell(entry, raw, node, Clue("written", written, named), Clue("read", read, name))
             return
         if self._keepers.setdefault(raw.stack, set()):
             self._judge_kept(entry, raw, node, readers, written)
@@ -197,17 +192,15 @@ class ReusedInputs(Finder):
                 path = reads.get(frame) if one is None else one.path
                 if path and (frame.file, frame.line, frame.function) not in around:
                     call = written.user_frames[-1]
-                    values = dict(
-                        zip(("shape", "dtype", "device"), _torch.output_info(node, 0) or _UNKNOWN, strict=True)
-                    )
-                    self._report_at(
-                        ROW,
-                        entry.stack,
-                        Clue("written", _at(call, written), name=path, op=raw.op, values=values),
-                        Clue("read", _at(frame, read), name=path),
-                    )
-                    self._seen.add(raw.stack)
+                    written, read = at_line(written, call, call.line), at_line(read, frame, frame.line)
+                    self._tell(entry, raw, node, Clue("written", written, path), Clue("read", read, path))
                     return
+
+    def _tell(self, entry: RawBackward, raw: RawWrite, node: Node, written: Clue, read: Clue) -> None:
+        shape, dtype, device = _torch.output_info(node, 0) or ((), "?", "?")
+        values = {"shape": shape, "dtype": dtype, "device": device}
+        self._report_at(ROW, entry.stack, replace(written, op=raw.op, values=values), read)
+        self._seen.add(raw.stack)
 
 
 def _lists_with(tensor: Any) -> list[int]:
@@ -241,11 +234,6 @@ def _read_as_before(written: Site, made: Site | None, read: Site) -> tuple[str, 
         named = source.callers_expression(named, call, frames[outer], frames[outer + 1 : position])
         position = outer
     return None
-
-
-def _at(frame: Frame, site: Site) -> Site:
-    """Return the site whose innermost frame is ``frame``."""
-    return Site(site.frames[: site.frames.index(frame) + 1])
 
 
 def _is_not_negative(node: Node | None) -> bool:

@@ -59,21 +59,9 @@ from gradsan.record.steps import RawBackward, read_backward
 ROW = "parameter_without_optimizer"
 _LATEST, _ROUNDS_PASSED, _SHOWN, _LINES = 512, 2, 3, 4
 _STRENGTH = (
-    *(
-        "run_out",
-        "instead",
-        "copied",
-        "unheld",
-        "remade",
-        "unregistered",
-        "late",
-        "late_frozen",
-        "unfrozen",
-        "left_out",
-        "alone",
-        "criterion",
-    ),
-    *("unregistered_one", "left_out_end", "left_out_chosen", "own_term_cut", "own_term"),
+    *("run_out", "instead", "copied", "unheld", "remade", "unregistered", "late", "late_frozen", "unfrozen"),
+    *("left_out", "alone", "criterion", "unregistered_one", "left_out_end", "left_out_chosen"),
+    *("own_term_cut", "own_term"),
 )
 
 

@@ -68,17 +68,8 @@ _ROUNDS, _ROUNDS_OF_LISTS, _TIMES = (1, 2, 4), (2, 4, 8), 3
 _FRAMES, _ITEMS, _LINES = 3, 64, 64
 _CHANGES = frozenset(
     {
-        "add_",
-        "sub_",
-        "mul_",
-        "div_",
-        "__iadd__",
-        "__isub__",
-        "__imul__",
-        "__itruediv__",
-        "addcmul_",
-        "addcdiv_",
-        "lerp_",
+        *("add_", "sub_", "mul_", "div_", "addcmul_", "addcdiv_", "lerp_"),
+        *("__iadd__", "__isub__", "__imul__", "__itruediv__"),
     }
 )
 """Writes that change a value once more when they are made again."""
