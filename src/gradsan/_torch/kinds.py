@@ -137,11 +137,7 @@ def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
 
 def facts_of(tensor: torch.Tensor) -> dict[str, object]:
     """Return ``shape``, ``dtype`` and ``device`` in the form of a clue's values."""
-    return {
-        "shape": shape_of(tensor),
-        "dtype": str(tensor.dtype).removeprefix("torch."),
-        "device": str(tensor.device),
-    }
+    return {"shape": shape_of(tensor), "dtype": str(tensor.dtype).removeprefix("torch."), "device": str(tensor.device)}
 
 
 def sizes_of(tensor: torch.Tensor) -> str:

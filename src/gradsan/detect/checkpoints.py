@@ -281,8 +281,7 @@ class Checkpoints(Detector):
             writes = change.written.writes if change is not None and change.written is not None else ()
             key = (call.stack, change and change.path, writes[0].site if writes else None)
             self._findings.add(
-                key,
-                functools.partial(recomputation.conflict_of, self._core, self._steps, call, change, same=same),
+                key, functools.partial(recomputation.conflict_of, self._core, self._steps, call, change, same=same)
             )
 
 

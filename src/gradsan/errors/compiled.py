@@ -62,10 +62,7 @@ class _Run(traced_graphs.TracedRun):
         if matching is None:
             return []
         position, call = matching
-        facts = {
-            "slot": slot,
-            **_torch.facts_of(tensor),
-        }
+        facts = {"slot": slot, **_torch.facts_of(tensor)}
         found = [Clue("saved", traced_graphs.site_of(call), op=node.name(), values=facts)]
         made = [one for _, _, one in self.nodes_of[: position + 1] if self.is_in(one, storage)]
         if made:

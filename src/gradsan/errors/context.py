@@ -61,10 +61,7 @@ def described(tensor: torch.Tensor, frame: FrameType, name: str | None = None) -
     ``name`` is its name in the statement.
     """
     is_passing = name is not None and is_loop_variable(frame, name)
-    facts: dict[str, object] = {
-        **_torch.facts_of(tensor),
-        "is_parameter": isinstance(tensor, nn.Parameter),
-    }
+    facts: dict[str, object] = {**_torch.facts_of(tensor), "is_parameter": isinstance(tensor, nn.Parameter)}
     if _torch.is_refused(tensor):
         return facts
     names = [found.text for found in naming.names_of(tensor, frame) if is_passing or found.origin == "module"]

@@ -24,14 +24,7 @@ from types import FrameType
 from typing import Any
 
 from gradsan.catalogue import place_raised, recognise
-from gradsan.errors import (
-    compiled,
-    distributed,
-    freed_graphs,
-    functions,
-    graph_nodes,
-    refused_writes,
-)
+from gradsan.errors import compiled, distributed, freed_graphs, functions, graph_nodes, refused_writes
 from gradsan.errors.context import Context
 from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.backwards import BackwardLog
@@ -122,12 +115,7 @@ def of_exception(
         site = Site((*_up_to_user(site), *compiled))
     context = Context(core, steps, backwards, error, row.slug, dict(values), site, frames, frame, backward, inputs)
     return Failure(
-        row=row.slug,
-        kind=type(error).__name__,
-        message=str(error),
-        site=site,
-        clues=gather(context),
-        values=values,
+        row=row.slug, kind=type(error).__name__, message=str(error), site=site, clues=gather(context), values=values
     )
 
 

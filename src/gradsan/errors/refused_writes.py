@@ -301,13 +301,7 @@ def gather_live(context: Context) -> tuple[Clue, ...]:
     """Return the mode, and the clues of the frames from the failing one outwards."""
     found = [Clue("mode", values={"grad_enabled": torch.is_grad_enabled()})]
     losses = [] if context.backward is None else [one for one in context.backward.outputs if torch.is_tensor(one)]
-    found += [
-        Clue(
-            "loss",
-            values=_torch.facts_of(one),
-        )
-        for one in losses[:1]
-    ]
+    found += [Clue("loss", values=_torch.facts_of(one)) for one in losses[:1]]
     if context.backward is not None and context.backwards is not None:
         past = context.backwards.before_in_thread(context.backward.clock)[-_MOST_BACKWARDS:]
         if past:
@@ -356,8 +350,5 @@ def gather_non_leaf(context: Context) -> tuple[Clue, ...]:
     call = call_that_made(context.core, number, threading.get_ident())
     made = None if call is None else symbolise(call.stack)
     frame = None if made is None else made.user_frame
-    values = {
-        "is_update": frame is not None and source.reads_gradient(frame),
-        **_torch.facts_of(tensor),
-    }
+    values = {"is_update": frame is not None and source.reads_gradient(frame), **_torch.facts_of(tensor)}
     return (Clue("made", made, name=name, op=tensor.grad_fn.name(), values=values),)

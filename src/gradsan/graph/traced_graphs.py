@@ -253,13 +253,7 @@ def _saves(
                 continue
             # Slots of a Node named ``result`` hold its own outputs.
             one = InnerSave(
-                node.name(),
-                slot,
-                slot.startswith("result"),
-                tuple(tensor.shape),
-                tensor.dtype,
-                site_of(call),
-                outputs,
+                node.name(), slot, slot.startswith("result"), tuple(tensor.shape), tensor.dtype, site_of(call), outputs
             )
             found.setdefault(place, []).append(one)
     return found, first, hides

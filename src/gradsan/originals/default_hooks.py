@@ -29,11 +29,7 @@ class DefaultHooks:
     """One pair of hooks, pushed where hooks are allowed."""
 
     def __init__(
-        self,
-        core: Core,
-        pack: Callable[[Any], Any],
-        unpack: Callable[[Any], Any],
-        note: Callable[[Message], None],
+        self, core: Core, pack: Callable[[Any], Any], unpack: Callable[[Any], Any], note: Callable[[Message], None]
     ) -> None:
         """Store the hooks; ``note`` is called where hooks are forbidden for a while."""
         self._core, self._note, self._pack, self._unpack = core, note, pack, unpack

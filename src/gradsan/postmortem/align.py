@@ -195,11 +195,7 @@ def places(
 
 
 def _best_until(
-    nodes: Sequence[Made],
-    scores: list[list[float]],
-    width: int,
-    loops: Sequence[tuple[int, int]],
-    start: float = 0.0,
+    nodes: Sequence[Made], scores: list[list[float]], width: int, loops: Sequence[tuple[int, int]], start: float = 0.0
 ) -> list[list[float]]:
     """For each pair the best score of a stretch that ends with it; minus infinity where there is no such pair."""
     ended: list[list[float]] = []

@@ -32,8 +32,7 @@ def updates(
 
 
 def results(
-    dropped: Mapping[RawStack, tuple[str, dict[str, Any] | None]],
-    taken: Counter[tuple[RawStack, tuple[str, int, int]]],
+    dropped: Mapping[RawStack, tuple[str, dict[str, Any] | None]], taken: Counter[tuple[RawStack, tuple[str, int, int]]]
 ) -> Iterator[Clue]:
     """Yield the statements that call a method without a use of its result; of a gradient, without ``values``.
 

@@ -247,11 +247,7 @@ class KeptGradients(Detector):
             leaf = standing.leaf()
             if leaf is None:
                 continue
-            values = {
-                **_torch.facts_of(leaf),
-                "rounds": rounds,
-                "leaves": len(kept),
-            }
+            values = {**_torch.facts_of(leaf), "rounds": rounds, "leaves": len(kept)}
             clues.append(Clue("gradient", name=standing.path, values=values))
             clues.append(Clue("updated", symbolise(update.stack), name=standing.path, op=update.op))
         self._described.update((id(standing.leaf()), standing.leaf) for standing, _ in kept)

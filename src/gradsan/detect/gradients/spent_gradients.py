@@ -378,13 +378,7 @@ class SpentGradients(RoundDetector):
         return any(id(leaf) in reached for leaf in leaves for reached in between)
 
     def _report_cleared(
-        self,
-        entry: RawBackward,
-        first: Clearing,
-        step: StepRecord,
-        gradients: list[Gradient],
-        *,
-        is_part: bool = False,
+        self, entry: RawBackward, first: Clearing, step: StepRecord, gradients: list[Gradient], *, is_part: bool = False
     ) -> None:
         leaves = [leaf for one in gradients if (leaf := one.leaf()) is not None]
         starved = [leaf for leaf in leaves if not self._are_refilled([leaf], first, step)]

@@ -88,12 +88,7 @@ class StaleValues(Finder):
         self._report_at(
             ROW,
             entry.stack,
-            Clue(
-                "built",
-                symbolise(built.stack),
-                name=name,
-                values={**info, "is_cast": is_cast},
-            ),
+            Clue("built", symbolise(built.stack), name=name, values={**info, "is_cast": is_cast}),
             Clue("updated", symbolise(stack), name=updater),
             Clue("read", read),
         )

@@ -31,14 +31,7 @@ from gradsan import _torch
 from gradsan.detect.exports import Exports
 from gradsan.detect.meaning.made import is_in_forward
 from gradsan.detect.meaning.rounds import RoundDetector
-from gradsan.detect.meaning.terms.constant_terms import (
-    LISTED,
-    SUMS,
-    leaves_near,
-    made_of,
-    numbers_below,
-    sums_below,
-)
+from gradsan.detect.meaning.terms.constant_terms import LISTED, SUMS, leaves_near, made_of, numbers_below, sums_below
 from gradsan.detect.meaning.terms.drawn_samples import DrawnSamples
 from gradsan.detect.memory import Uncounted
 from gradsan.detect.one_tensor.second_names import DetachedLeaves

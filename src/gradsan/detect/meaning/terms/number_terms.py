@@ -247,10 +247,7 @@ class NumberTerms(RoundDetector):
         self._described.add(stack)
         values = {**use.facts, "how": "number"}
         self._report_at(
-            ROW,
-            ran,
-            Clue("read", symbolise(taken.stack), op=taken.op, values=values),
-            Clue("added", symbolise(stack)),
+            ROW, ran, Clue("read", symbolise(taken.stack), op=taken.op, values=values), Clue("added", symbolise(stack))
         )
 
 

@@ -175,12 +175,7 @@ class WrittenValues(RoundDetector):
                 self._written[storage] = weak, tuple(dict.fromkeys((*known, *read)))
 
     def _line(
-        self,
-        op: str,
-        target: torch.Tensor,
-        leaves: dict[int, torch.Tensor],
-        kind: _Kind,
-        stack: RawStack | None,
+        self, op: str, target: torch.Tensor, leaves: dict[int, torch.Tensor], kind: _Kind, stack: RawStack | None
     ) -> _Written | None:
         storage = _torch.storage_or_none(target)
         # A parameter that is written itself, as by an average of weights, is no memory for what others compute.
