@@ -166,8 +166,7 @@ class ChangedAgain(Finder):
             return False
         if raw.stack not in self._noise:
             is_sum = raw.op in SHIFTS
-            is_put = is_sum or _is_noise(raw.stack, source.writes_at_random)
-            self._noise[raw.stack] = is_put and is_loaded(raw.stack)
+            self._noise[raw.stack] = is_loaded(raw.stack) and (is_sum or _is_noise(raw.stack, is_put=True))
             self._noise[raw.stack] |= is_sum and _is_noise(raw.stack)
         return self._noise[raw.stack]
 
@@ -404,6 +403,8 @@ def _written(place: Frame, op: str) -> str | None:
     )
 
 
-def _is_noise(stack: RawStack, draws: Callable[[Frame], bool] = source.adds_noise) -> bool:
+def _is_noise(stack: RawStack, *, is_put: bool = False) -> bool:
     place = symbolise(stack).user_frame
-    return place is not None and is_user_file(stack.codes[0].co_filename) and draws(place)
+    if place is None or not is_user_file(stack.codes[0].co_filename):
+        return False
+    return source.writes_at_random(place) if is_put else source.adds_noise(place)
