@@ -129,7 +129,8 @@ class Tensors(Base):
         result.grad = max(grad, result.grad)
         parents = self._parents([tensor for _, tensor in operands], state)
         saved = () if found is None else self._kept(found, args, result, node, state, clock)
-        result.node = Node(shown or name, parents, saved, self.site(node), clock, grad)
+        is_open = any(_is_open(value) for value in args)
+        result.node = Node(shown or name, parents, saved, self.site(node), clock, grad, is_open=is_open)
         return result
 
     def _parents(self, tensors: list[Tensor], state: State) -> tuple[Node | Tensor, ...]:
@@ -287,7 +288,7 @@ class Tensors(Base):
             # Autograd saves a copy of an operand that the operation itself overwrites.
             kept = self._kept(found, [target, *operands], target, node, state, clock)
             saved = tuple(one for one in kept if one.is_output or one.memories != target.memories)
-        made_node = Node(name, parents, saved, site, clock, grad)
+        made_node = Node(name, parents, saved, site, clock, grad, is_open=any(map(_is_open, operands)))
         for memory in target.memories:
             state.content[memory] = Content(clock, made_node, grad)
         return target

@@ -78,7 +78,10 @@ class Saved:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """An operation in the graph; ``parents`` are Nodes, and leaves as tensors. ``is_opaque``: code not analysed."""
+    """An operation in the graph; ``parents`` are Nodes, and leaves as tensors. ``is_opaque``: code not analysed.
+
+    ``is_open``: an operand that is not known may have a graph, too.
+    """
 
     op: str
     parents: tuple[Node | Tensor, ...]
@@ -87,6 +90,7 @@ class Node:
     clock: int
     grad: int
     is_opaque: bool = False
+    is_open: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -269,11 +273,28 @@ def is_data(node: Node) -> bool:
 
 
 def prove(graph: Node) -> None:
-    """Note that a Node is there: a call of which it is a part has returned a graph."""
+    """Note that a Node is there: a call of which it is a part has returned a graph.
+
+    Where one value alone can have given it one, the Nodes in between are there, too, and need what they have saved.
+    """
     graph.grad = YES
     for parent in graph.parents if graph.op == "part" else ():
         if isinstance(parent, Node):
             prove(parent)
+    found, sources = [graph], set[Node | Tensor]()
+    for node in found:
+        if node.op == "either" or node.is_open or len(found) > NODES_WALKED:
+            return
+        if node.is_opaque or not node.parents:
+            sources.add(node)
+            continue
+        sources.update(one for one in node.parents if isinstance(one, Tensor))
+        found += [one for one in dict.fromkeys(node.parents) if isinstance(one, Node) and one not in found]
+    if len(sources) == 1:
+        for node in found:
+            node.grad = YES
+            for saved in node.saved:
+                saved.need = YES
 
 
 def _may_be_model(owners: tuple[Value, ...]) -> bool:
