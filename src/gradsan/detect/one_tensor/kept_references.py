@@ -21,6 +21,9 @@ what a list keeps of weights (``kept_weights.py``) in the first 16, and at power
 And an array over a parameter's memory into which an average of the same parameter is mixed: looked at where the
 program asks for that memory again, once a line.
 
+And a list that gets a copy of ``x.grad`` in each iteration, though nobody clears that: each is the sum so far.
+
+Row: ``gradient_collected``. Roles: ``gradient`` (the leaf; ``values`` as below), ``bound`` (the line; ``name``).
 Row: ``own_operand``, as in ``own_operands.py``.
 Row: ``gradient_of_two``. Roles: ``gradient`` (``name``; ``op``, a variable that holds it; ``values``: ``shape``,
 ``dtype``, ``device``), ``second`` (``name``) and ``written`` (where a loop has; ``op``).
@@ -61,6 +64,7 @@ if TYPE_CHECKING:
     from gradsan.detect.one_tensor.kept_weights import KeptWeights
 
 ROW, LISTED, SHARED = "kept_gradient_changed", "gradients_are_one", "gradient_of_two"
+COPIED = "gradient_collected"
 BEST, WEIGHTS = "best_values_of_now", "weights_are_one"
 _SHARES = frozenset({"detach", "data", "numpy"})
 _LOOKS, _WEIGHT_LOOKS = 64, 16
@@ -138,6 +142,12 @@ class KeptReferences(Finder):
         site = symbolise(entry.stack)
         for frame in callers:
             place = next((one for one in site.frames if _is_at(one, frame)), None)
+            if place is not None and rounds == _ROUNDS[1]:
+                from gradsan.detect.one_tensor.kept_weights import copied
+
+                owned = set(map(id, _torch.parameters_of(*(one for one, _ in self._making.optimizers()))))
+                for clues in copied([one for one in _filled(entry) if id(one) not in owned], frame, site, place):
+                    self._report_at(COPIED, entry.stack, *clues)
             for name, gradient in _held(frame, gradients) if place is not None else ():
                 if (frame.f_code, name) not in self._seen:
                     self._keep(entry, site, place, name, gradient)

@@ -21,7 +21,7 @@ from gradsan import _torch, source
 from gradsan.detect.one_tensor.second_names import at_line
 from gradsan.graph import naming
 from gradsan.graph.variables import reached, spaces_of
-from gradsan.model import Clue, Site
+from gradsan.model import Clue, Frame, Site
 
 
 class KeptWeights:
@@ -50,6 +50,27 @@ class KeptWeights:
                 self._told.add(name)
                 weight = naming.name_of(leaf, frame) or "?"
                 yield Clue("bound", added_at(site, name), name, weight, {**_torch.facts_of(leaf), "times": times})
+
+
+def copied(leaves: list[Any], frame: FrameType, site: Site, place: Frame) -> Iterator[tuple[Clue, Clue]]:
+    """Yield a leaf and the list that got a copy of its gradient, to which a backward at ``place`` adds now.
+
+    The copy may have lost the signs.
+    """
+    for name, held in _torch.locals_of(frame).items():
+        last = held[-1] if type(held) is list and len(held) == 1 and torch.is_tensor(held[0]) else None
+        same = [] if last is None else [leaf for leaf in leaves if _is_copy(last.detach(), leaf.grad)]
+        line = source.line_adding(place, name) if len(same) == 1 else None
+        bound = None if line is None else at_line(site, place, line)
+        leaf = None if bound is None else naming.name_of(same[0], frame)
+        if bound is not None and leaf is not None and source.in_same_loops(place, bound.frames[-1]):
+            yield Clue("gradient", name=leaf, values=_torch.facts_of(same[0])), Clue("bound", bound, name)
+
+
+def _is_copy(kept: torch.Tensor, gradient: torch.Tensor) -> bool:
+    is_alike = (kept.shape, kept.dtype, kept.device) == (gradient.shape, gradient.dtype, gradient.device)
+    is_apart = is_alike and _place(kept) != _place(gradient)
+    return is_apart and bool(gradient.any()) and torch.equal(kept.abs(), gradient.abs())
 
 
 def added_at(site: Site, name: str) -> Site | None:

@@ -54,6 +54,7 @@ _CAUSES: Mapping[str, Callable[[Failure], Diagnosis | None]] = {
         (unreached.grad_of_non_leaf, ("grad_of_non_leaf",)),
         (kept_gradients.gradient_kept, ("gradient_never_cleared",)),
         (kept_gradients.gradient_left, ("gradient_left_over",)),
+        (kept_gradients.gradient_collected, ("gradient_collected",)),
         (kept_gradients.gradients_opposed, ("gradients_opposed",)),
         (gradients.gradient_overwritten, ("gradient_overwritten",)),
         (gradients.update_lost, ("update_not_differentiated",)),

@@ -52,6 +52,28 @@ def gradient_left(failure: Failure) -> Diagnosis | None:
     )
 
 
+def gradient_collected(failure: Failure) -> Diagnosis | None:
+    """Diagnose a list of copies of a gradient that nobody clears in between."""
+    leaf, bound = failure.clue("gradient"), failure.clue("bound")
+    if leaf is None or bound is None:
+        return None
+    values = {"name": f"{leaf.name}.grad", "leaf": leaf.name, "list": bound.name}
+    return parts.diagnosis(
+        failure,
+        "GS214",
+        "gradient_never_cleared",
+        values=values,
+        severity="warning",
+        words="gradient_collected",
+        labels=(
+            *parts.label_of(bound, "saved", "label.gradient_collected", values),
+            *parts.used(failure, "label.adds_to_collected", values),
+        ),
+        tensor=_gradient_of(leaf),
+        fixes=(parts.fix("clear_gradient", "changed", values, summary="help.clear_collected"),),
+    )
+
+
 def gradients_opposed(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure whose leaf has a name."""
     leaf, first, between, updated = (failure.clue(role) for role in ("gradient", "first", "between", "updated"))
