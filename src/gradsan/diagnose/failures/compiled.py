@@ -109,10 +109,7 @@ def _why(need: Need | None, values: Mapping[str, object]) -> Why | None:
 def undeclared_mutation(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure; with the operator's definition and its writes where it is Python."""
     operator = failure.clue("operator")
-    values = {
-        "op": parts.name_of(operator, "label.the_operator"),
-        "argument": failure.values.get("argument", "?"),
-    }
+    values = {"op": parts.name_of(operator, "label.the_operator"), "argument": failure.values.get("argument", "?")}
     return statements.stopped(
         failure,
         "GS516",
@@ -126,10 +123,7 @@ def undeclared_mutation(failure: Failure) -> Diagnosis | None:
                 label
                 for write in failure.clues_of("base_written")
                 for label in parts.label_of(
-                    write,
-                    "written",
-                    "label.written_in_operator",
-                    {**values, "by": label_texts.as_written(write.op)},
+                    write, "written", "label.written_in_operator", {**values, "by": label_texts.as_written(write.op)}
                 )
             ),
         ),

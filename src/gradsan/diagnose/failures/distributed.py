@@ -29,10 +29,7 @@ def gradient_reduced_twice(failure: Failure) -> Diagnosis | None:
         "gradient_reduced_twice",
         values=values,
         explanation=f"explanation.gradient_reduced_twice{'_by_checkpoint' if calls else ''}",
-        labels=(
-            *labels.values(),
-            *parts.used(failure, "label.gradient_reduced_twice", values),
-        ),
+        labels=(*labels.values(), *parts.used(failure, "label.gradient_reduced_twice", values)),
         fixes=(
             parts.fix("not_reentrant" if calls else "one_backward_a_round", "preserved", values),
             parts.fix("static_graph", "preserved", values),
@@ -59,10 +56,7 @@ def reduction_unfinished(failure: Failure) -> Diagnosis | None:
             *parts.label_of(failure.clue("past_backward"), "note", "label.ended_without", values),
             *parts.used(failure, "label.reduction_unfinished", values),
         ),
-        fixes=(
-            parts.fix("find_unused_parameters", "preserved", values),
-            parts.fix("use_or_remove", "changed", values),
-        ),
+        fixes=(parts.fix("find_unused_parameters", "preserved", values), parts.fix("use_or_remove", "changed", values)),
     )
 
 

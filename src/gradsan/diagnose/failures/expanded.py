@@ -24,10 +24,7 @@ def expanded_written(failure: Failure) -> Diagnosis | None:
         failure,
         "GS308",
         "expanded_written",
-        fixes=lambda values: (
-            *copy_where_made(failure, values),
-            *statements.new_tensor(failure, values)[:1],
-        ),
+        fixes=lambda values: (*copy_where_made(failure, values), *statements.new_tensor(failure, values)[:1]),
     )
 
 

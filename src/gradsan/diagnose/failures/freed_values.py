@@ -14,20 +14,7 @@ from gradsan.diagnose import carriers, needs
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts
 from gradsan.diagnose.value_fixes import LEFT_CONSTANT
-from gradsan.model import (
-    Bridge,
-    Clue,
-    Diagnosis,
-    Failure,
-    Fix,
-    Frame,
-    Held,
-    HeldClue,
-    Label,
-    Lines,
-    Message,
-    Site,
-)
+from gradsan.model import Bridge, Clue, Diagnosis, Failure, Fix, Frame, Held, HeldClue, Label, Lines, Message, Site
 
 CARRIED = ("GS401", "freed_state_carried_over", "label.bridge")
 SHARED = ("GS402", "forward_shared_by_two_backwards", "label.shared_by_both")

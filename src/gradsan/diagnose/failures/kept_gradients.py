@@ -94,10 +94,7 @@ def gradients_opposed(failure: Failure) -> Diagnosis | None:
             *parts.label_of(updated, "written", "label.updated_by_sum", values),
         ),
         tensor=_gradient_of(leaf),
-        fixes=(
-            parts.fix("clear_between", "changed", values),
-            parts.fix("detach_in_first", "changed", values),
-        ),
+        fixes=(parts.fix("clear_between", "changed", values), parts.fix("detach_in_first", "changed", values)),
         notes=(Message("note.more_gradients_opposed", values),) if values["others"] else (),
     )
 

@@ -314,11 +314,7 @@ REFUSED = (
         note="note.unsafe_views",
     ),
     Refused(
-        "GS307",
-        "mark_dirty_misused",
-        ("dirty_not_returned",),
-        _advice("return_dirty"),
-        words_of_row=("explanation",),
+        "GS307", "mark_dirty_misused", ("dirty_not_returned",), _advice("return_dirty"), words_of_row=("explanation",)
     ),
     Refused(
         "GS307",
@@ -398,11 +394,6 @@ REFUSED = (
     ),
     # The gradients of both forms are the same where both work.
     Refused(
-        "GS518",
-        "checkpoint_form_not_said",
-        ("checkpoint_form_not_said",),
-        _not_reentrant,
-        role="used",
-        severity="note",
+        "GS518", "checkpoint_form_not_said", ("checkpoint_form_not_said",), _not_reentrant, role="used", severity="note"
     ),
 )

@@ -32,10 +32,7 @@ def leaf_lost(failure: Failure) -> Diagnosis:
         values=values,
         severity="warning",
         explanation="explanation.leaf_lost_step" if was_computed else "explanation.leaf_lost_moved",
-        labels=(
-            *_where_lost(failure, replaced, values),
-            *parts.used(failure, _used(parameter), values),
-        ),
+        labels=(*_where_lost(failure, replaced, values), *parts.used(failure, _used(parameter), values)),
         tensor=_tensor(parameter),
         fixes=(parts.fix("update_in_place", "changed", values),)
         if was_computed

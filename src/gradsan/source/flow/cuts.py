@@ -201,12 +201,7 @@ class _Walk:
         return any(results) or trains(call.func, scope)
 
     def _function(
-        self,
-        source: SourceFile,
-        function: FunctionNode,
-        call: ast.Call,
-        scope: Scope,
-        seen: frozenset[tuple[str, int]],
+        self, source: SourceFile, function: FunctionNode, call: ast.Call, scope: Scope, seen: frozenset[tuple[str, int]]
     ) -> bool:
         given = {name: (value, scope) for name, value in arguments_of(function, call)}
         has_parameters = trains(call.func, scope)

@@ -13,14 +13,7 @@ from gradsan.source.flow.bindings import last_binding
 from gradsan.source.flow.kept import assignments
 from gradsan.source.flow.reaching import reaching
 from gradsan.source.flow.targets import target_at, written_target
-from gradsan.source.identifiers import (
-    assigned_names,
-    bindings_of,
-    chain_key,
-    consumed_names,
-    leaf_name,
-    local_nodes,
-)
+from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, consumed_names, leaf_name, local_nodes
 from gradsan.source.locate import Expression, expression_at, expressions_at, statement_at
 from gradsan.source.methods import augmented_names, is_inplace_method, is_inplace_name
 from gradsan.source.tree import SourceFile, Span, header_nodes
