@@ -23,7 +23,7 @@ from gradsan.source.flow.rounds import in_same_function, shape_bound_at
 from gradsan.source.flow.targets import target_at
 from gradsan.source.identifiers import bindings_of, chain_key, local_nodes
 from gradsan.source.locate import statement_at
-from gradsan.source.methods import ADDING
+from gradsan.source.methods import ADDING, is_inplace_method
 from gradsan.source.rewrite.cuts.uncut import torch_in
 from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.rewrite.out_of_place import out_of_place
@@ -100,11 +100,13 @@ def _repeats_in_round(diagnosis: Diagnosis, bound_at: Frame, walked: Sequence[Fr
 
 
 def _kept_by(frame: Frame) -> _Kept | None:
-    place = statement_at(frame)
-    if place is None or not isinstance(place.node, ast.Assign | ast.AugAssign):
+    if (place := statement_at(frame)) is None:
         return None
-    owner = place.source.owner_class(place.node)
-    targets = place.node.targets if isinstance(place.node, ast.Assign) else [place.node.target]
+    node, owner = place.node, place.source.owner_class(place.node)
+    targets: list[ast.expr] = [node.target] if isinstance(node, ast.AugAssign) else []
+    targets = node.targets if isinstance(node, ast.Assign) else targets
+    called = node.value.func if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
+    targets = [called] if isinstance(called, ast.Attribute) and is_inplace_method(called.attr) else targets
     names = [one for target in targets for one in ast.walk(target) if own_attribute(one) is not None]
     attribute = own_attribute(names[0]) if len(names) == 1 else None
     # A class without a base is no module, which another one could list.
@@ -238,6 +240,8 @@ def _forgetting(kept: _Kept) -> list[str]:
     for node in kept.owner.body:
         if not isinstance(node, ast.FunctionDef) or node.name.startswith("__") or node.name == "forward":
             continue
+        if node.lineno <= kept.frame.line <= (node.end_lineno or 0):
+            continue  # the round itself binds it there
         required = len(node.args.posonlyargs + node.args.args) - len(node.args.defaults)
         binds = [
             one
