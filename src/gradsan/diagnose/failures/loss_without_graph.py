@@ -24,6 +24,8 @@ def loss_without_graph(failure: Failure) -> Diagnosis | None:
     name = (source.method_receiver(frames[-1]) if frames else None) or Message("label.the_loss")
     used = label_texts.at("used", failure.site, Message("label.loss_at"), op="backward")
     made = source.definition_of(frames[-1], name) if frames and isinstance(name, str) else None
+    if asked := _asked_for(failure):
+        return _input_plain(failure, name, asked, made, used)
     if switched_off := _switched_off(failure, made):
         return _trained_no_more(failure, name, switched_off, made, used)
     found = cuts_before(failure)
@@ -43,6 +45,36 @@ def loss_without_graph(failure: Failure) -> Diagnosis | None:
         labels=(*cuts_in_order(cuts), *used),
         tensor=_tensor(failure, name),
         fixes=undone_cuts(found, out_of_blocks=True),
+    )
+
+
+def _asked_for(failure: Failure) -> list[str]:
+    """The tensors without ``requires_grad`` whose ``.grad`` is read after this backward; empty where one has it."""
+    mode, frame, clues = failure.clue("mode"), failure.site.user_frame, parts.live(failure)
+    if frame is None or not clues or (mode is not None and not mode.values["grad_enabled"]):
+        return []
+    names = source.read_gradients(frame)
+    known = clues[-1].requires_grad
+    return names if all(known.get(one) is False for one in names) else []
+
+
+def _input_plain(
+    failure: Failure, name: str | Message, asked: list[str], made: source.Made | None, used: tuple[Label, ...]
+) -> Diagnosis:
+    """GS405 where a tensor that is to get a gradient was never told to require one."""
+    frame, values = failure.site.user_frame, {"name": name, "input": ", ".join(asked)}
+    lines = () if frame is None else source.require_grad_of(frame, asked)
+    created = label_texts.at("created", Site((made.frame,)), Message("label.nothing_requires_grad")) if made else ()
+    return parts.diagnosis(
+        failure,
+        "GS405",
+        "loss_without_graph",
+        values=values,
+        title="title.loss_without_graph_input",
+        explanation="explanation.loss_without_graph_input",
+        labels=(*created, *used),
+        tensor=_tensor(failure, name),
+        fixes=(parts.fix("require_of_input", "changed", values, lines=lines),),
     )
 
 

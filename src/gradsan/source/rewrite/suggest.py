@@ -6,11 +6,12 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from gradsan.model import Frame
+from gradsan.model import Frame, Lines
 from gradsan.source.change import (
     Change,
     Edit,
     edited,
+    edited_lines,
     insert_after,
     insert_before,
     without_keyword,
@@ -29,8 +30,10 @@ from gradsan.source.identifiers import (
     Binding,
     assigned_names,
     bindings_of,
+    binds,
     chain_key,
     leaf_name,
+    local_nodes,
 )
 from gradsan.source.locate import Statement, expressions_at, statement_at, statements_at
 from gradsan.source.methods import ADDING, KEEPS_SEVERAL
@@ -151,6 +154,47 @@ def switch_on_before(frame: Frame, module: str) -> Change | None:
     if found is None or not any(isinstance(one, ast.expr) and chain_key(one) == module for one in ast.walk(found.node)):
         return None
     return insert_before(found.source, found.node, f"{module}.requires_grad_(True)", "switch_on")
+
+
+def read_gradients(frame: Frame) -> list[str]:
+    """The tensors whose ``.grad`` the function of ``frame``, a backward, reads behind it, in source order."""
+    statement = statement_at(frame)
+    scope = None if statement is None else statement.scope
+    nodes = [] if statement is None or scope is None else local_nodes(scope)
+    reads = [one for one in nodes if isinstance(one, ast.Attribute) and one.attr == "grad"]
+    later = [one for one in reads if statement is not None and one.lineno > statement.span.end_line]
+    later.sort(key=lambda one: (one.lineno, one.col_offset))
+    names = (chain_key(one.value) for one in later if isinstance(one.ctx, ast.Load))
+    return list(dict.fromkeys(filter(None, names)))
+
+
+def require_grad_of(frame: Frame, names: Sequence[str]) -> Lines:
+    """The changed lines that let ``names`` require grad: where each is made, or before the block of ``frame`` reads it.
+
+    A variable that is given, or made anew in each round, becomes a leaf of its own there: others keep theirs as it is.
+    """
+    statement = statement_at(frame)
+    if statement is None or statement.scope is None:
+        return ()
+    source, edits = statement.source, list[Edit]()
+    parent, field = source.parents[statement.node]
+    block = getattr(parent, field)
+    before = block[: block.index(statement.node) + 1] if isinstance(block, list) else []
+    for name in names:
+        nodes = (one for one in source.nodes if isinstance(one, ast.Assign | ast.AnnAssign))
+        made = [one.value for node in nodes for one in bindings_of(node) if one.name == name and one.replaces]
+        if len(made) == 1 and isinstance(made[0], ast.Call):
+            edits.append(Edit.after(source.span(made[0]), ".requires_grad_(True)"))
+            continue
+        bound = max((at for at, one in enumerate(before) if name in assigned_names(one)), default=-1)
+        reading = (one for one in before[bound + 1 :] if any(chain_key(node) == name for node in ast.walk(one)))
+        first, function = next(reading, None), statement.function
+        if first is None or source.indent(source.span(first)).strip():
+            return ()
+        is_own = name.isidentifier() and (function is None or binds(function, name))
+        text = f"{name} = {name}.detach().requires_grad_(True)" if is_own else f"{name}.requires_grad_(True)"
+        edits.append(Edit.before(source.span(first), f"{text}\n{source.indent(source.span(first))}"))
+    return edited_lines(source, edits)
 
 
 def has_keyword(frame: Frame, keyword: str) -> bool:
