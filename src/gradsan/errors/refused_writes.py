@@ -18,7 +18,8 @@ Roles: ``live``, one clue for each of the user's frames, outermost first; ``valu
 whether it does; of a module, whether any parameter does) and ``callees`` (expression -> file, first line and name of
 what runs). ``mode``: whether gradients are switched on (``grad_enabled``). ``loss``: its ``shape``, ``dtype`` and
 ``device``. ``idle``: parameters, all that the live optimizers have, of which none requires grad (``op`` the class of
-one; ``values``: ``total``, ``optimizer`` a name of it, ``are_chosen``, whether modules have frozen others beside them).
+one; ``values``: ``total``, ``optimizer`` a name of it, ``are_chosen``, whether modules have frozen others beside them,
+``are_plain``, whether they are tensors of the program's and no Parameters).
 
 Role: ``made`` (the operation that made the tensor; ``name`` as the source says it; ``values``: ``is_update``, whether
 the statement that made it reads ``.grad`` itself, and ``shape``, ``dtype``, ``device``).
@@ -320,7 +321,11 @@ def _idle_optimizers(frame: FrameType | None) -> Iterator[Clue]:
     names = [name for one in held[:_NAMED] if (name := naming.name_of(one, frame)) is not None]
     owned = {id(one) for one in held}
     beside = naming.frozen_beside(owned, modules_in(frame))
-    values: dict[str, object] = {"total": len(held), "are_chosen": any(id(one) not in owned for one in beside)}
+    values: dict[str, object] = {
+        "total": len(held),
+        "are_chosen": any(id(one) not in owned for one in beside),
+        "are_plain": len(names) == len(held) and not any(isinstance(one, nn.Parameter) for one in held),
+    }
     if len(optimizers) == 1 and (bound := name_bound_to(optimizers[0], frame)) is not None:
         values["optimizer"] = bound
     yield Clue("idle", name=", ".join(names) or None, op=type(optimizers[0]).__name__, values=values)

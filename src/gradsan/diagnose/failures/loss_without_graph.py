@@ -224,6 +224,8 @@ def _is_the_one(cut: source.Cut, found: tuple[source.Cut, ...]) -> bool:
 
 def _fix(cut: source.Cut, is_the_one: bool, out_of_blocks: bool) -> Fix:
     change = source.undone(cut.frame, cut.kind, cut.operand if out_of_blocks else "") if is_the_one else None
+    if is_the_one and cut.kind == "data" and out_of_blocks:
+        change = source.read_with_graph(cut.frame)
     how = "help.cut_gradient_how" if cut.kind == "gradient" else "help.cut_with_graph_how"
     return Fix(
         kind=f"undo_{cut.kind}",
@@ -264,18 +266,22 @@ def _frozen_from_start(failure: Failure, name: str | Message, idle: Clue, used: 
     values = {"name": name, "parameters": idle.name, "optimizer": idle.op, "others": idle.count("total")}
     optimizer = idle.values.get("optimizer")
     lines: Lines = ()
-    if isinstance(optimizer, str) and idle.values.get("are_chosen"):
+    is_plain, frame = bool(idle.values.get("are_plain")), failure.site.user_frame
+    if is_plain and frame is not None and idle.name:
+        lines = source.require_grad_of(frame, idle.name.split(", "), where_made=True)
+    elif isinstance(optimizer, str) and idle.values.get("are_chosen"):
         lines = source.changed_at(failure.site.user_frame, partial(source.switch_on_before_made, optimizer=optimizer))
+    words = "help.require_where_made" if is_plain else None
     return parts.diagnosis(
         failure,
         "GS405",
         "loss_without_graph",
         values=values,
         title="title.loss_without_graph_frozen",
-        explanation="explanation.loss_without_graph_frozen",
+        explanation=f"explanation.loss_without_graph_{'untold' if is_plain else 'frozen'}",
         labels=used,
         tensor=_tensor(failure, name),
-        fixes=(parts.fix("switch_on_trained", "changed", values, lines=lines),),
+        fixes=(parts.fix("switch_on_trained", "changed", values, lines=lines, summary=words),),
     )
 
 

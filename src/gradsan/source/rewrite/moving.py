@@ -117,7 +117,8 @@ def blocks_around(stack: Sequence[Frame]) -> Iterator[tuple[SourceFile, list[ast
 def computed_outside(frame: Frame, operand: str) -> Change | None:
     """The one statement that computes ``operand`` moved out of the ``with`` at ``frame``, which the others stay in.
 
-    None where it is neither the first nor the last, or another one reads what it binds.
+    With it go those behind it, if all of them read what it binds. None where it is neither the first nor the last, or
+    another one reads what it binds.
     """
     place = expression_at(frame)
     if place is None:
@@ -129,28 +130,35 @@ def computed_outside(frame: Frame, operand: str) -> Change | None:
         return None
     texts = [[source.text(one) for one in ast.walk(part) if isinstance(one, ast.expr)] for part in block.body]
     making = [part for part, parts in zip(block.body, texts, strict=True) if operand in parts]
-    others = [part for part in block.body if part not in making]
     if len(making) != 1 or not isinstance(making[0], ast.Assign | ast.Return):
         return None
-    if names_bound(making) & names_read(others):
+    at, moved, bound = block.body.index(making[0]), [*making], names_bound(making)
+    for one in block.body[at + 1 :]:
+        if bound & names_read([one]):
+            moved.append(one)
+            bound |= names_bound([one])
+    is_rest = moved == block.body[at:]
+    if bound & names_read(block.body[:at]) or not (is_rest or moved == making):
         return None
-    edits = out_of_with(source, block, making[0])
+    edits = out_of_with(source, block, moved)
     return None if edits is None else edited(source, edits, "undone")
 
 
-def out_of_with(source: SourceFile, block: ast.With, made: ast.stmt) -> list[Edit] | None:
-    """The statement of ``block`` moved before or after it and dedented; the block is removed where it has no other."""
-    around, first, own = source.span(block), source.span(block.body[0]), source.span(made)
-    if len(block.items) != 1 or first.line == around.line or made not in (block.body[0], block.body[-1]):
+def out_of_with(source: SourceFile, block: ast.With, moved: Sequence[ast.stmt]) -> list[Edit] | None:
+    """The first or last statements of ``block`` moved before or after it and dedented; the block goes with its last."""
+    around, first, own, last = map(source.span, (block, block.body[0], moved[0], moved[-1]))
+    is_end = moved[0] is block.body[0] or moved[-1] is block.body[-1]
+    if len(block.items) != 1 or first.line == around.line or not is_end:
         return None
     deeper = own.column - around.column
-    edits = [Edit(Span(line, 1, line, deeper + 1), "") for line in range(own.line + 1, own.end_line + 1)]
-    if made is not block.body[0]:
+    inner = [line for line in range(own.line + 1, last.end_line + 1) if source.lines[line - 1].strip()]
+    edits = [Edit(Span(line, 1, line, deeper + 1), "") for line in inner]
+    if moved[0] is not block.body[0]:
         return [Edit(Span(own.line, 1, own.line, deeper + 1), ""), *edits]
     edits.append(Edit(Span(around.line, around.column, own.line, own.column), ""))
-    if len(block.body) > 1:
+    if len(block.body) > len(moved):
         header = source.slice(Span(around.line, 1, first.line, 1)).rstrip("\n")
-        edits.append(Edit.after(own, f"\n{header}"))
+        edits.append(Edit.after(last, f"\n{header}"))
     return edits
 
 

@@ -168,10 +168,11 @@ def read_gradients(frame: Frame) -> list[str]:
     return list(dict.fromkeys(filter(None, names)))
 
 
-def require_grad_of(frame: Frame, names: Sequence[str]) -> Lines:
+def require_grad_of(frame: Frame, names: Sequence[str], *, where_made: bool = False) -> Lines:
     """The changed lines that let ``names`` require grad: where each is made, or before the block of ``frame`` reads it.
 
     A variable that is given, or made anew in each round, becomes a leaf of its own there: others keep theirs as it is.
+    With ``where_made`` none may: an optimizer has them.
     """
     statement = statement_at(frame)
     if statement is None or statement.scope is None:
@@ -186,6 +187,8 @@ def require_grad_of(frame: Frame, names: Sequence[str]) -> Lines:
         if len(made) == 1 and isinstance(made[0], ast.Call):
             edits.append(Edit.after(source.span(made[0]), ".requires_grad_(True)"))
             continue
+        if where_made:
+            return ()
         bound = max((at for at, one in enumerate(before) if name in assigned_names(one)), default=-1)
         reading = (one for one in before[bound + 1 :] if any(chain_key(node) == name for node in ast.walk(one)))
         first, function = next(reading, None), statement.function

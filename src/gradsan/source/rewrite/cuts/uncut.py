@@ -70,7 +70,7 @@ def _moved(source: SourceFile, node: ast.expr, operand: str, used: Sequence[Fram
     made: ast.stmt | None = None
     if isinstance(block, ast.With):
         made = next((one for one in block.body if _computes(source, one, operand)), None)
-        edits = None if made is None else out_of_with(source, block, made)
+        edits = None if made is None else out_of_with(source, block, [made])
     elif function is not None:
         at = source.span(node)
         edits = [Edit(Span(at.line, 1, at.end_line + 1, 1), "")]
