@@ -115,7 +115,13 @@ def first_that_passed(found):
             ("gradient_opposed_in_gan", "GS214", "clear_between", "changed", "g_optimizer.zero_grad()"),
             ("gradient_overwritten_in_function", "GS213", "return_new_gradient", "preserved", "return grad.neg()"),
             ("gradient_overwritten_in_hook", "GS213", "return_new_gradient", "preserved", "gradient = gradient * 0.1"),
-            ("value_clamped_through_data", "GS215", "record_the_change", "changed", "probs[probs < 0.2] = 0.2"),
+            (
+                "value_clamped_through_data",
+                "GS215",
+                "record_the_change",
+                "changed",
+                "probs = probs.masked_fill(probs < 0.2, 0.2)",
+            ),
             ("value_scaled_under_no_grad", "GS215", "record_the_change", "changed", "hidden = hidden.mul(keep)"),
             ("value_state_zeroed", "GS215", "change_a_copy", "changed", "self.state = torch.zeros_like(self.state)"),
         )

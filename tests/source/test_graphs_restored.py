@@ -62,7 +62,13 @@ def frame_at(file, expression):
             "0",
             ["\n    term = net(x).std()"],
         ),
-        (f"{_OFF}        aim = q(x)\n        a = x * 2\n        term = a.std()", "x * 2", "no_grad", "0", []),
+        (
+            f"{_OFF}        aim = q(x)\n        a = x * 2\n        term = a.std()",
+            "x * 2",
+            "no_grad",
+            "0",
+            ["\n    a = x * 2", "\n    term = a.std()"],
+        ),
         (f"{_OFF}        a = x * 2\n        net.update(x)\n        term = a.std()", "x * 2", "no_grad", "0", []),
     ],
 )

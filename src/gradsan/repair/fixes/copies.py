@@ -252,7 +252,8 @@ def _all_recorded(label: Label) -> Lines:
 
 def _new_or_copy(label: Label) -> list[Change]:
     frame, op = label.frame, label.op or ""
-    if (name := written_expression(frame, op)) is not None and not reads_later(frame, name):
+    name = written_expression(frame, op)
+    if name is not None and name.isidentifier() and not reads_later(frame, name):
         return []  # The new value would be nobody's.
     whole = out_of_place(frame, op)
     # What kind of index it is, only a run shows.
