@@ -324,7 +324,7 @@ def _idle_optimizers(frame: FrameType | None) -> Iterator[Clue]:
     values: dict[str, object] = {
         "total": len(held),
         "are_chosen": any(id(one) not in owned for one in beside),
-        "are_plain": len(names) == len(held) and not any(isinstance(one, nn.Parameter) for one in held),
+        "are_plain": not any(isinstance(one, nn.Parameter) for one in held),
     }
     if len(optimizers) == 1 and (bound := name_bound_to(optimizers[0], frame)) is not None:
         values["optimizer"] = bound

@@ -63,7 +63,9 @@ def _input_plain(
 ) -> Diagnosis:
     """GS405 where a tensor that is to get a gradient was never told to require one."""
     frame, values = failure.site.user_frame, {"name": name, "input": ", ".join(asked)}
-    lines = () if frame is None else source.require_grad_of(frame, asked)
+    idle = failure.clue("idle")
+    is_held = idle is not None and bool(idle.values.get("are_plain"))
+    lines = () if frame is None else source.require_grad_of(frame, asked, where_made=is_held)
     created = label_texts.at("created", Site((made.frame,)), Message("label.nothing_requires_grad")) if made else ()
     return parts.diagnosis(
         failure,
@@ -267,8 +269,9 @@ def _frozen_from_start(failure: Failure, name: str | Message, idle: Clue, used: 
     optimizer = idle.values.get("optimizer")
     lines: Lines = ()
     is_plain, frame = bool(idle.values.get("are_plain")), failure.site.user_frame
-    if is_plain and frame is not None and idle.name:
-        lines = source.require_grad_of(frame, idle.name.split(", "), where_made=True)
+    names = (idle.name or "").split(", ")
+    if is_plain and frame is not None and len(names) == idle.count("total"):
+        lines = source.require_grad_of(frame, names, where_made=True)
     elif isinstance(optimizer, str) and idle.values.get("are_chosen"):
         lines = source.changed_at(failure.site.user_frame, partial(source.switch_on_before_made, optimizer=optimizer))
     words = "help.require_where_made" if is_plain else None

@@ -157,15 +157,20 @@ def switch_on_before(frame: Frame, module: str) -> Change | None:
 
 
 def read_gradients(frame: Frame) -> list[str]:
-    """The tensors whose ``.grad`` the function of ``frame``, a backward, reads behind it, in source order."""
+    """The tensors whose ``.grad`` the function of ``frame``, a backward, reads behind it, in source order.
+
+    The variable of a loop is none of them.
+    """
     statement = statement_at(frame)
     scope = None if statement is None else statement.scope
-    nodes = [] if statement is None or scope is None else local_nodes(scope)
+    nodes = [] if statement is None or scope is None else list(local_nodes(scope))
+    targets = [one.target for one in nodes if isinstance(one, ast.For)]
+    walked = {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
     reads = [one for one in nodes if isinstance(one, ast.Attribute) and one.attr == "grad"]
     later = [one for one in reads if statement is not None and one.lineno > statement.span.end_line]
     later.sort(key=lambda one: (one.lineno, one.col_offset))
     names = (chain_key(one.value) for one in later if isinstance(one.ctx, ast.Load))
-    return list(dict.fromkeys(filter(None, names)))
+    return list(dict.fromkeys(one for one in names if one is not None and one.partition(".")[0] not in walked))
 
 
 def require_grad_of(frame: Frame, names: Sequence[str], *, where_made: bool = False) -> Lines:
