@@ -73,3 +73,16 @@ def test_a_write_in_a_callback_is_to_come_after_the_backward():
         fit["run"](net, clip)
     helps = [fix.summary.key for fix in watched.diagnoses[0].fixes]
     assert helps == ["help.update_after_backward", "help.recompute_forward"]
+
+
+def test_a_cut_before_the_loss_comes_before_an_input_whose_gradient_is_looked_at():
+    net, x = torch.nn.Linear(3, 2), torch.ones(4, 3)
+
+    def train():
+        out = net(x).detach()
+        out.sum().backward()
+        print(x.grad)
+
+    with pytest.raises(RuntimeError, match="does not require grad"), gradsan.watch() as watched:
+        train()
+    assert watched.diagnoses[0].title.key == "title.loss_without_graph_cut"

@@ -51,7 +51,7 @@ def patched(suggested, file):
     return [patch.with_lines(fix.lines).files[file].decode() for fix in suggested]
 
 
-@pytest.mark.parametrize("in_loop", [True, False])
+@each("in_loop", [True, False])
 def test_a_gradient_that_a_hook_takes_from_a_loop_is_not_returned_alone(program, in_loop):
     loop = "    for gradient in given:\n        gradient.clamp_(0)\n"
     file = program(

@@ -70,6 +70,8 @@ def frame_at(file, expression):
             ["\n    a = x * 2", "\n    term = a.std()"],
         ),
         (f"{_OFF}        a = x * 2\n        net.update(x)\n        term = a.std()", "x * 2", "no_grad", "0", []),
+        (f"{_OFF}        aim = q(x)\n        a = x * 2\n        net.c = a.mean()", "x * 2", "no_grad", "a", []),
+        (f"{_OFF}        aim = q(x)\n        a = x * 2\n        c.add_(a)", "x * 2", "no_grad", "a", []),
     ],
 )
 def test_a_term_gets_its_graph(tmp_path, lines, computed, how, returned, made):

@@ -24,11 +24,11 @@ def loss_without_graph(failure: Failure) -> Diagnosis | None:
     name = (source.method_receiver(frames[-1]) if frames else None) or Message("label.the_loss")
     used = label_texts.at("used", failure.site, Message("label.loss_at"), op="backward")
     made = source.definition_of(frames[-1], name) if frames and isinstance(name, str) else None
-    if asked := _asked_for(failure):
+    found = cuts_before(failure)
+    if not found and (asked := _asked_for(failure)):
         return _input_plain(failure, name, asked, made, used)
     if switched_off := _switched_off(failure, made):
         return _trained_no_more(failure, name, switched_off, made, used)
-    found = cuts_before(failure)
     if not found:
         return _nothing_requires_grad(failure, name, used)
     cuts = _likely(found)

@@ -117,8 +117,8 @@ def blocks_around(stack: Sequence[Frame]) -> Iterator[tuple[SourceFile, list[ast
 def computed_outside(frame: Frame, operand: str) -> Change | None:
     """The one statement that computes ``operand`` moved out of the ``with`` at ``frame``, which the others stay in.
 
-    With it go those behind it, if all of them read what it binds. None where it is neither the first nor the last, or
-    another one reads what it binds.
+    With it go those behind it, if all of them bind variables to what they compute of it: an average that is kept would
+    get a graph. None where it is neither the first nor the last, or another one reads what it binds.
     """
     place = expression_at(frame)
     if place is None:
@@ -137,11 +137,17 @@ def computed_outside(frame: Frame, operand: str) -> Change | None:
         if bound & names_read([one]):
             moved.append(one)
             bound |= names_bound([one])
-    is_rest = moved == block.body[at:]
+    is_rest = moved == block.body[at:] and all(map(_binds_variables, moved[1:]))
     if bound & names_read(block.body[:at]) or not (is_rest or moved == making):
         return None
     edits = out_of_with(source, block, moved)
     return None if edits is None else edited(source, edits, "undone")
+
+
+def _binds_variables(node: ast.stmt) -> bool:
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    parts = [one for target in targets for one in (target.elts if isinstance(target, ast.Tuple) else [target])]
+    return bool(parts) and all(isinstance(one, ast.Name) for one in parts)
 
 
 def out_of_with(source: SourceFile, block: ast.With, moved: Sequence[ast.stmt]) -> list[Edit] | None:
