@@ -20,6 +20,27 @@ CASES = [
         [],
     ),
     (
+        "def load():\n    image = read()\n    return image\ndef attack(image):\n    loss = net(image).sum()\n"
+        "    loss.backward()  # here\n    return image.grad.sign()",
+        ["image"],
+        ["    image = image.detach().requires_grad_(True)"],
+        [],
+    ),
+    (
+        "image = read()\ndef attack():\n    loss = net(image).sum()\n    loss.backward()  # here\n"
+        "    return image.grad.sign()",
+        ["image"],
+        ["image = read().requires_grad_(True)"],
+        ["image = read().requires_grad_(True)"],
+    ),
+    (
+        "def attack(image):\n    for _ in range(3):\n        loss = net(image).sum()\n        loss.backward()  # here\n"
+        "        image = clip(image + image.grad.sign())",
+        ["image"],
+        ["        image = image.detach().requires_grad_(True)"],
+        [],
+    ),
+    (
         "def fit(self):\n    out = x @ self.w\n    out.sum().backward()  # here\n    self.w = self.w - self.w.grad",
         ["self.w"],
         ["    self.w.requires_grad_(True)"],

@@ -186,17 +186,25 @@ def require_grad_of(frame: Frame, names: Sequence[str], *, where_made: bool = Fa
     parent, field = source.parents[statement.node]
     block = getattr(parent, field)
     before = block[: block.index(statement.node) + 1] if isinstance(block, list) else []
+    function = statement.function
     for name in names:
-        nodes = (one for one in source.nodes if isinstance(one, ast.Assign | ast.AnnAssign))
-        made = [one.value for node in nodes for one in bindings_of(node) if one.name == name and one.replaces]
-        if len(made) == 1 and isinstance(made[0], ast.Call):
-            edits.append(Edit.after(source.span(made[0]), ".requires_grad_(True)"))
+        nodes = [one for one in source.nodes if isinstance(one, ast.Assign | ast.AnnAssign)]
+        if name.isidentifier():
+            # A variable of another function is another one.
+            scope = function if binds(function, name) else None
+            nodes = [one for one in nodes if source.function(one) is scope]
+        bindings = [one for node in nodes for one in bindings_of(node) if one.name == name and one.replaces]
+        made = bindings[0].value if len(bindings) == 1 else None
+        # Behind the backward, it is that of the next round.
+        is_next = made is not None and source.function(made) is function and made.lineno > statement.span.line
+        if isinstance(made, ast.Call) and not is_next:
+            edits.append(Edit.after(source.span(made), ".requires_grad_(True)"))
             continue
         if where_made:
             return ()
         bound = max((at for at, one in enumerate(before) if name in assigned_names(one)), default=-1)
         reading = (one for one in before[bound + 1 :] if any(chain_key(node) == name for node in ast.walk(one)))
-        first, function = next(reading, None), statement.function
+        first = next(reading, None)
         if first is None or source.indent(source.span(first)).strip():
             return ()
         is_own = name.isidentifier() and (function is None or binds(function, name))
