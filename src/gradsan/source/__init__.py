@@ -77,7 +77,7 @@ _NAMES = {
         "Addition added_to_optimizer additions are_later_rounds are_updated_alike assignments averaged_array "
         "chooses_parameters is_bound_by_choice is_computed_in_rounds is_filled_once is_target_in_rounds"
     ),
-    "flow.members": "container_of is_mapped is_walked_over put_back",
+    "flow.members": "container_of is_mapped is_taken_for_copy is_walked_over put_back",
     "flow.modules": "DETACHED Shape inplace_layer_false state_given",
     "flow.reaching": "is_of_copy runs_more_often",
     "flow.reuse": "SecondName argument_read_later copy_second_name copy_where_bound is_made_in_round second_name",

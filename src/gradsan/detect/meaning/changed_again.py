@@ -12,7 +12,7 @@ near one; none is shifted by a number batch by batch. What an optimizer's step s
 factor scales data is unknown, unless a data loader calls the line.
 
 Code called by a data loader keeps no state in the data: there a shift alone is reported, too, as accumulating noise,
-and elements chosen at random that are overwritten by a constant in what the code returns.
+and elements chosen at random that a constant overwrites in what the code returns, or elsewhere in a second name.
 Elsewhere it is if it adds random numbers alone to parts of one memory in turn, or multiplies them by such, which the
 program has not copied before, and goes on with the result of the call. Otherwise a memory may be a state that drifts,
 such as particles: a note.
@@ -162,13 +162,12 @@ class ChangedAgain(Finder):
 
     def _may_pile_up(self, raw: RawWrite) -> bool:
         """Whether a write that scales nothing would be reported: a data loader calls it, or it adds noise."""
-        if raw.op not in SHIFTS | _SETS:
-            return False
-        if raw.stack not in self._noise:
+        if raw.op in SHIFTS | _SETS and raw.stack not in self._noise:
             is_sum = raw.op in SHIFTS
-            self._noise[raw.stack] = is_loaded(raw.stack) and (is_sum or _is_noise(raw.stack, is_put=True))
+            is_own = is_loaded(raw.stack) or (not is_sum and _is_of_copy(raw))
+            self._noise[raw.stack] = is_own and (is_sum or _is_noise(raw.stack, is_put=True))
             self._noise[raw.stack] |= is_sum and _is_noise(raw.stack)
-        return self._noise[raw.stack]
+        return self._noise.get(raw.stack, False)
 
     def _is_of_step(self, clock: int) -> bool:
         return any(one.clock < clock <= (clock if one.end is None else one.end) for one in self._steps.steps)
@@ -190,10 +189,14 @@ class ChangedAgain(Finder):
         if name is None or place is None or any(one != name for one in named):
             return
         origin, at, held = _origin(sites[-1].frames, name)
+        is_of_loader = any(map(is_loaded, stacks))
+        if _SETS.issuperset(ops) and not is_of_loader:
+            if times >= _TIMES_ALONE and source.spoils_data(place, at, held):
+                self._tell(used, stacks, parts, sites, name, ops, {"is_factor": "", "is_shifted": "random"})
+            return
         if origin is None:
             member = _member_of(sites[-1].frames, name)
             origin, at, held = member if member[0] is not None else (origin, at, held)
-        is_of_loader = any(map(is_loaded, stacks))
         # No state takes in one number, or its own rows, in each of its parts, one part a round.
         is_of_batches = (
             len({part.last.storage for part in parts}) < len(parts) == len({part.last.sequence for part in parts})
@@ -401,6 +404,12 @@ def _written(place: Frame, op: str) -> str | None:
     return source.written_expression(place, op, ()) or (
         source.written_expression(place, "__setitem__", ()) if elements else None
     )
+
+
+def _is_of_copy(raw: RawWrite) -> bool:
+    frames = symbolise(raw.stack).frames
+    name = None if (place := symbolise(raw.stack).user_frame) is None else _written(place, raw.op)
+    return name is not None and source.is_taken_for_copy(frames, name)
 
 
 def _is_noise(stack: RawStack, *, is_put: bool = False) -> bool:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Sequence
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
-from gradsan.source.flow.bindings import last_binding
+from gradsan.source.flow.bindings import last_binding, returns_argument, takes_result
+from gradsan.source.flow.calls import callers_expression
 from gradsan.source.flow.modules import DETACHED, Shape
 from gradsan.source.flow.rounds import in_same_loops
-from gradsan.source.identifiers import leaf_name, local_nodes
+from gradsan.source.identifiers import assigned_names, leaf_name, local_nodes
 from gradsan.source.locate import frame_of, statement_at
 
 _MEMBER = re.compile(r"""(\w+)\[(?:"[^"]*"|'[^']*'|\d+)\]""")
@@ -51,6 +53,26 @@ def is_mapped(frame: Frame) -> bool:
     return walked is not None and any(
         isinstance(one, ast.Call) and leaf_name(one.func) == "map" for one in ast.walk(walked)
     )
+
+
+def is_taken_for_copy(frames: Sequence[Frame], name: str) -> bool:
+    """Whether what is written as ``name`` gets it in each round of a loop as a second name, or its caller gives it one.
+
+    ``noisy = clean`` with a ``clean`` that is older than the round, or ``noisy = hide(clean)`` where that returns it.
+    """
+    users = [at for at, frame in enumerate(frames) if frame.is_user]
+    own, statement = frames[users[-1]], statement_at(frames[users[-1]])
+    binding = last_binding(own, name)
+    if statement is not None and binding is not None and isinstance(binding.value, ast.Name):
+        loops = [one for one in statement.loops if binding.statement in ast.walk(one)]
+        nodes = [node for node in (ast.walk(loops[-1]) if loops else ()) if isinstance(node, ast.Assign)]
+        return bool(loops) and not any(binding.value.id in assigned_names(node) for node in nodes)
+    outer = frames[users[-2]] if len(users) > 1 and returns_argument(own, name) else None
+    call = None if outer is None else statement_at(outer)
+    if outer is None or call is None or not takes_result(outer):
+        return False
+    given = callers_expression(name, own, outer, frames[users[-2] + 1 : users[-1]])
+    return given is not None and given not in assigned_names(call)
 
 
 def put_back(frame: Frame, name: str, shape: Shape) -> tuple[str, Change] | None:

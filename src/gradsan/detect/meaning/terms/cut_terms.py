@@ -50,6 +50,9 @@ _CONVERSIONS = ("to", "float", "double", "half", "bfloat16", "type", "int", "lon
 _SCALES = frozenset({"mul", "__mul__", "__rmul__", "div", "__truediv__", "true_divide", "mul_", "div_"})
 _REDUCES = _SCALES | {"mean", "sum", "neg", "__neg__"}
 _LOGARITHMS = frozenset({"log", "log_"})
+_PICKS = frozenset({"argmax", "argmin", "argsort", "max", "min", "multinomial", "sort", "topk"})
+_INDEXED = ("__getitem__", "embedding", "gather", "index", "scatter", "take")
+"""What operations that read or write elements by an index begin with."""
 _TENSORS_FOLLOWED, _MEASURED, _NEAREST = 1_024, 16, 4
 
 
@@ -83,6 +86,13 @@ class _Held(NamedTuple):
     unscaled: Any
     is_whole: bool
     leaves: tuple[tuple[_torch.weak_tensor, Cut], ...] = ()
+
+    def as_index(self) -> _Held:
+        """The same; its cuts are others if it is the index of what was picked: how many were may still be a term."""
+        made = self.weak()
+        is_index = made is not None and not made.is_floating_point()
+        cuts = (replace(cut) if is_index and cut.op in _PICKS else cut for cut in self.cuts)
+        return self._replace(cuts=tuple(cuts))
 
 
 class _Joined(NamedTuple):
@@ -164,6 +174,7 @@ class CutTerms(RoundDetector):
         """Follow values that leave the graph, and their uses with values in it."""
         for made, given in made_of(op, _torch.tensors_of_call(args, kwargs), result):
             held = [known for one in given if (known := self._of(one)) is not None]
+            held = [one.as_index() for one in held] if op.startswith(_INDEXED) else held
             cuts = tuple(dict.fromkeys(cut for one in held for cut in one.cuts))
             if made.requires_grad:
                 for weak, cut in (pair for one in held for pair in one.leaves):
