@@ -3,12 +3,13 @@
 Autograd checks the version of tensors given to ``save_for_backward``, and of nothing else on ``ctx``. And it
 connects an input that a forward has overwritten to the Function only if ``mark_dirty`` names it: otherwise later uses
 of the input read new values and differentiate as if they were the old ones. Tensors given to ``save_for_backward``
-are saved when forward has returned: an input that forward writes after that call is saved with the new values. All are
+are saved when forward has returned: what forward writes after that call is saved with the new values. All are
 noted when ``apply`` returns and checked before a backward. What a backward returns is measured in
 ``function_backwards.py``. Only programs with custom Functions of their own pay.
 
 Row: ``saved_early``. Roles: ``applied`` (the call of the Function; ``name`` of it; ``values``: ``shape``, ``dtype``,
-``device``, ``is_dirty``, whether mark_dirty names the input), ``written`` (the write; ``name``; ``op``), ``saved``.
+``device``, ``is_own``, whether forward has made it, ``is_dirty``, whether mark_dirty names it), ``written`` (the write;
+``name``; ``op``), ``saved``.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from torch.autograd.graph import Node
 
 from gradsan import _torch, source
 from gradsan._collector import cached_by_class
+from gradsan.detect.meaning.changed_again import SCALES, SHIFTS
 from gradsan.detect.memory import Noted, Notes
 from gradsan.graph import walk
 from gradsan.model import Clue, Failure, Site
@@ -49,6 +51,7 @@ _LOOKED_AT_ALWAYS = 64
 
 
 EARLY = "saved_early"
+_CHANGES = SCALES | SHIFTS
 
 
 class Before(NamedTuple):
@@ -200,9 +203,7 @@ class Functions(Detector):
 
             self._backwards = FunctionBackwards(self._core, self._guard, self._found)
         self._backwards.applied(kind, node, args, result)
-        for position, version in enumerate(before.versions):
-            if version is not None and args[position]._version != version:
-                self._look_for_early(kind, node, args[position], before)
+        self._look_for_early(kind, node, args, before)
         tensors = [one for one in (*args, *_all_of(result)) if isinstance(one, torch.Tensor)]
         if self._places is None:
             from gradsan.detect.one_tensor.function_places import KeptForAllCalls
@@ -227,24 +228,32 @@ class Functions(Detector):
             stack, code = core.stack(1), forward_code(kind)
             self._kept[node] = function_conflicts.Kept(kind.__name__, code, stack, core.tick(), tuple(kept), number)
 
-    def _look_for_early(self, kind: Any, node: Node, tensor: torch.Tensor, before: Before) -> None:
-        """Check whether forward has written an input after giving it to ``save_for_backward``."""
-        storage = _torch.storage_or_none(tensor)
-        forward = _forward_codes(kind)
-        for raw in logged_writes(self._core, before.clock):
-            if raw.storage != storage or raw.stack in self._early_seen or raw.stack.codes[0] not in forward:
+    def _look_for_early(self, kind: Any, node: Node, args: tuple[Any, ...], before: Before) -> None:
+        """Check whether forward has written what it had given to ``save_for_backward``: an input, or its own."""
+        raws = logged_writes(self._core, before.clock)
+        given = {_torch.storage_or_none(one): at for at, one in enumerate(args) if raws and torch.is_tensor(one)}
+        for raw in raws:
+            if raw.stack in self._early_seen or raw.stack.codes[0] not in _forward_codes(kind):
                 continue
             self._early_seen.add(raw.stack)
+            at = given.get(raw.storage)
             written = symbolise(raw.stack)
             frame = written.user_frame
             early = None if frame is None else source.saved_early(frame, raw.op)
             if frame is None or early is None:
                 continue
-            values = {**_torch.facts_of(tensor), "is_dirty": _is_connected(tensor, before.number)}
-            at = replace(frame, line=early.line, column=None, end_line=None, end_column=None)
+            # What is filled may have been given before it had values.
+            if at is None and not (raw.op in _CHANGES and source.is_made_in_round(frame, early.name)):
+                continue
+            values: dict[str, Any] = {"shape": raw.shape, "dtype": "?", "device": "?", "is_own": at is None}
+            if at is not None:
+                if before.versions[at] is None:
+                    continue
+                values |= {**_torch.facts_of(args[at]), "is_dirty": _is_connected(args[at], before.number)}
+            place = replace(frame, line=early.line, column=None, end_line=None, end_column=None)
             self._early[node] = (
                 Clue("applied", symbolise(self._core.stack(1)), name=kind.__name__, values=values),
-                Clue("saved", Site((*written.frames[: written.frames.index(frame)], at)), name=early.name),
+                Clue("saved", Site((*written.frames[: written.frames.index(frame)], place)), name=early.name),
                 Clue("written", written, name=early.name, op=raw.op),
             )
             self._listeners.call_before_backward(self.before_backward)

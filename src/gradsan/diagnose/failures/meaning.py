@@ -129,24 +129,25 @@ def _layer_out_of_place(written: Clue, values: Mapping[str, object]) -> Fix:
 
 
 def saved_early(failure: Failure) -> Diagnosis | None:
-    """GS212, a warning, where the input is not marked dirty; where it is, the result may be intended: GS211, a note."""
+    """A warning: GS212, where an input is not marked dirty, or GS211; a note, where it is: it may be meant."""
     applied, saved, written = (failure.clue(role) for role in ("applied", "saved", "written"))
     frame = None if written is None else written.user_frame
     if applied is None or saved is None or written is None or frame is None:
         return None
-    is_dirty = applied.values["is_dirty"]
+    is_dirty = bool(applied.values.get("is_dirty"))
+    is_input = not (is_dirty or applied.values["is_own"])
     values = {"function": applied.name or "?", "name": saved.name or "?", "writer": label_texts.as_written(written.op)}
     change = source.copy_saved_early(frame, written.op or "")
     lines = source.changed_lines(frame.file, change)
     return parts.diagnosis(
         failure,
-        "GS211" if is_dirty else "GS212",
-        "context_attribute" if is_dirty else "missing_mark_dirty",
+        "GS212" if is_input else "GS211",
+        "missing_mark_dirty" if is_input else "context_attribute",
         values=values,
         severity="note" if is_dirty else "warning",
         words="saved_early",
         labels=(
-            *parts.label_of(applied, "note", "label.given_to_function", values),
+            *(() if applied.values["is_own"] else parts.label_of(applied, "note", "label.given_to_function", values)),
             *parts.label_of(saved, "saved", "label.saved_early", values),
             *parts.label_of(written, "written", "label.written_after_save", values),
             *parts.used(failure, "label.saved_early_needed", values),
