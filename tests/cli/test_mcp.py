@@ -5,13 +5,8 @@ import os
 
 import pytest
 
-mcp = pytest.importorskip("mcp")
-if not hasattr(mcp, "Client"):
-    pytest.skip("the client of mcp 2", allow_module_level=True)
-anyio = pytest.importorskip("anyio")
-
-from forked import warm_python  # noqa: E402
-from gradsan.cli.mcp import MOST_CHARACTERS, bounded, fitting  # noqa: E402
+from forked import warm_python
+from gradsan.cli.mcp import MOST_CHARACTERS, bounded, fitting
 
 PROGRAM = """\
 import torch
@@ -23,6 +18,10 @@ h.sum().backward()
 
 
 def test_an_agent_runs_explains_and_shows(tmp_path):
+    # It takes a second to import: none of it where another worker runs this test.
+    mcp, anyio = pytest.importorskip("mcp"), pytest.importorskip("anyio")
+    if not hasattr(mcp, "Client"):
+        pytest.skip("the client of mcp 2")
     (tmp_path / "train.py").write_text(PROGRAM, encoding="utf-8")
 
     async def talk():

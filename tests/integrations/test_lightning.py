@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -11,147 +12,36 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
 
 import gradsan
 from forked import warm_python
 
-pytest.importorskip("lightning")
 
-import lightning.pytorch as pl
-
-from gradsan.integrations.lightning import GradsanCallback
-
-
-class Net(pl.LightningModule):
-    """A small net, trained by Lightning's automatic optimization; ``spoil`` is what goes wrong in batch 1."""
-
-    def __init__(self, spoil="nothing"):
-        super().__init__()
-        self.spoil = spoil
-        self.losses = []
-        self.first, self.second = torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)
-
-    def loss(self, x, index):
-        hidden = torch.tanh(self.first(x))
-        if index == 1 and self.spoil == "in place":
-            hidden += 1
-        if index == 1 and self.spoil == "leaf":
-            self.second.weight.mul_(2)
-        if index == 1 and self.spoil == "elsewhere":
-            raise LookupError("not autograd's")
-        out = self.second(hidden).float()
-        if index == 1 and self.spoil == "root":
-            out = out + (out * 0).sqrt()
-        value = out.square().mean()
-        if index == 1 and self.spoil == "data":
-            out.data.add_(1)
-        self.losses.append(value.item())
-        return value
-
-    def training_step(self, batch, index):
-        return self.loss(batch[0], index)
-
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), 0.05)
-
-
-class Manual(Net):
-    """The same by manual optimization, stepping in every second batch."""
-
-    def __init__(self, spoil="nothing"):
-        super().__init__(spoil)
-        self.automatic_optimization = False
-
-    def training_step(self, batch, index):
-        optimizer = self.optimizers()
-        value = self.loss(batch[0], index)
-        self.manual_backward(value / 2)
-        if index % 2:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-class StepTooEarly(pl.LightningModule):
-    """Two optimizers by hand; the generator's backward comes after the step of the discriminator that it needs."""
-
-    def __init__(self):
-        super().__init__()
-        self.automatic_optimization = False
-        self.generator, self.discriminator = torch.nn.Linear(2, 4), torch.nn.Linear(4, 1)
-
-    def training_step(self, batch, index):
-        for_generator, for_discriminator = self.optimizers()
-        fake = self.generator(batch[0][:, :2])
-        verdict = self.discriminator(fake)
-        self.manual_backward(self.discriminator(fake.detach()).mean())
-        for_discriminator.step()
-        self.manual_backward(-verdict.mean())
-        for_generator.step()
-
-    def configure_optimizers(self):
-        return [torch.optim.SGD(part.parameters(), 0.1) for part in (self.generator, self.discriminator)]
-
-
-class CarriedState(pl.LightningModule):
-    """A recurrent cell whose state goes from batch to batch with its graph."""
-
-    def __init__(self):
-        super().__init__()
-        self.cell, self.head = torch.nn.RNNCell(4, 4), torch.nn.Linear(4, 1)
-        self.state = torch.zeros(4, 4)
-
-    def training_step(self, batch, index):
-        self.state = self.cell(batch[0], self.state)
-        return self.head(self.state).mean()
-
-    def backward(self, loss):
-        loss.backward(retain_graph=True)
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 0.1)
-
-
-def fit(module, *callbacks, package=pl, **settings):
-    """Train ``module`` on four fixed batches, twice."""
-    trainer = package.Trainer(
-        max_epochs=2,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=list(callbacks),
-        **settings,
-    )
-    data = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
-    trainer.fit(module, DataLoader(TensorDataset(data), 4))
-    return trainer
-
-
-def made(kind, *words):
-    torch.manual_seed(0)
-    return kind(*words)
+@pytest.fixture(scope="module")
+def lit():
+    """Lightning takes seconds to import: none of it where another worker runs these tests."""
+    pytest.importorskip("lightning")
+    return importlib.import_module("lightning_nets")
 
 
 @pytest.mark.parametrize("mode", ["watch", "deep"])
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
-        (Net, {}),
-        (Manual, {}),
-        (Net, {"accumulate_grad_batches": 2}),
-        (Net, {"precision": "bf16-mixed"}),
-        (Net, {"gradient_clip_val": 0.1}),
+        ("Net", {}),
+        ("Manual", {}),
+        ("Net", {"accumulate_grad_batches": 2}),
+        ("Net", {"precision": "bf16-mixed"}),
+        ("Net", {"gradient_clip_val": 0.1}),
     ],
     ids=["automatic", "manual", "accumulated", "bf16", "clipped"],
 )
-def test_a_right_training_is_the_same_with_it(kind, settings, mode, capfd):
-    plain = made(kind)
-    fit(plain, **settings)
+def test_a_right_training_is_the_same_with_it(lit, kind, settings, mode, capfd):
+    plain = lit.made(kind)
+    lit.fit(plain, **settings)
     plain_random = torch.random.get_rng_state()
-    watched, callback = made(kind), GradsanCallback(mode)
-    fit(watched, callback, **settings)
+    watched, callback = lit.made(kind), lit.GradsanCallback(mode)
+    lit.fit(watched, callback, **settings)
     assert watched.losses == plain.losses
     assert len(watched.losses) == 8
     assert all(torch.equal(one, other) for one, other in zip(watched.parameters(), plain.parameters(), strict=True))
@@ -160,19 +50,19 @@ def test_a_right_training_is_the_same_with_it(kind, settings, mode, capfd):
     assert report.diagnoses == ()
     assert report.mode == mode
     assert report.seen.backwards == 8
-    assert report.seen.steps == (4 if kind is Manual or "accumulate_grad_batches" in settings else 8)
+    assert report.seen.steps == (4 if kind == "Manual" or "accumulate_grad_batches" in settings else 8)
     assert report.seen.blind_spots == ()
     assert "gradsan" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("kind", [Net, Manual])
-def test_a_failing_training_is_explained(kind, tmp_path, capfd):
+@pytest.mark.parametrize("kind", ["Net", "Manual"])
+def test_a_failing_training_is_explained(lit, kind, tmp_path, capfd):
     names = dict(vars(torch.Tensor))
     with pytest.raises(RuntimeError) as plain:
-        fit(made(kind, "in place"))
-    callback = GradsanCallback(json=str(tmp_path / "out.json"), html=str(tmp_path / "out.html"), language="en")
+        lit.fit(lit.made(kind, "in place"))
+    callback = lit.GradsanCallback(json=str(tmp_path / "out.json"), html=str(tmp_path / "out.html"), language="en")
     with pytest.raises(RuntimeError) as caught:
-        fit(made(kind, "in place"), callback)
+        lit.fit(lit.made(kind, "in place"), callback)
     assert str(caught.value) == str(plain.value)
     [note] = caught.value.__notes__
     assert "error[GS101]" in note
@@ -188,27 +78,27 @@ def test_a_failing_training_is_explained(kind, tmp_path, capfd):
 
 
 @pytest.mark.parametrize(
-    ("kind", "code"), [(StepTooEarly, "GS110"), (CarriedState, "GS111")], ids=["step too early", "carried state"]
+    ("kind", "code"), [("StepTooEarly", "GS110"), ("CarriedState", "GS111")], ids=["step too early", "carried state"]
 )
-def test_writes_of_the_loop_between_forward_and_backward(kind, code):
-    callback = GradsanCallback(quiet=True)
+def test_writes_of_the_loop_between_forward_and_backward(lit, kind, code):
+    callback = lit.GradsanCallback(quiet=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        fit(made(kind), callback)
+        lit.fit(lit.made(kind), callback)
     assert [one.code for one in callback.report.diagnoses] == [code]
 
 
-def test_an_error_in_the_forward(capfd):
-    callback = GradsanCallback(language="en")
+def test_an_error_in_the_forward(lit, capfd):
+    callback = lit.GradsanCallback(language="en")
     with pytest.raises(RuntimeError, match="leaf Variable") as caught:
-        fit(made(Net, "leaf"), callback)
+        lit.fit(lit.made("Net", "leaf"), callback)
     assert [one.code for one in callback.report.diagnoses] == ["GS301"]
     assert "GS301" in caught.value.__notes__[0]
     assert "error[GS301]" in capfd.readouterr().err
 
 
-def test_a_silent_finding_is_reported_at_the_end(capfd):
-    callback = GradsanCallback(language="en")
-    fit(made(Net, "data"), callback)
+def test_a_silent_finding_is_reported_at_the_end(lit, capfd):
+    callback = lit.GradsanCallback(language="en")
+    lit.fit(lit.made("Net", "data"), callback)
     [diagnosis] = callback.report.diagnoses
     assert (diagnosis.code, diagnosis.count) == ("GS202", 2)
     err = capfd.readouterr().err
@@ -216,52 +106,52 @@ def test_a_silent_finding_is_reported_at_the_end(capfd):
     assert err.count("error[GS202]") == 1
 
 
-def test_an_error_that_is_not_autograds_gets_nothing(capfd):
-    callback = GradsanCallback()
+def test_an_error_that_is_not_autograds_gets_nothing(lit, capfd):
+    callback = lit.GradsanCallback()
     with pytest.raises(LookupError) as caught:
-        fit(made(Net, "elsewhere"), callback)
+        lit.fit(lit.made("Net", "elsewhere"), callback)
     assert not hasattr(caught.value, "__notes__")
     assert callback.report.diagnoses == ()
     assert callback.report.program.exception == ("LookupError", "not autograd's")
     assert "gradsan" not in capfd.readouterr().err
 
 
-def test_each_fit_has_a_report_of_its_own():
-    callback = GradsanCallback(quiet=True)
+def test_each_fit_has_a_report_of_its_own(lit):
+    callback = lit.GradsanCallback(quiet=True)
     with pytest.raises(RuntimeError):
-        fit(made(Net, "in place"), callback)
-    fit(made(Net), callback)
+        lit.fit(lit.made("Net", "in place"), callback)
+    lit.fit(lit.made("Net"), callback)
     assert callback.report.diagnoses == ()
 
 
-def test_inside_a_watch_the_callback_prints_nothing(capfd):
-    callback = GradsanCallback()
+def test_inside_a_watch_the_callback_prints_nothing(lit, capfd):
+    callback = lit.GradsanCallback()
     with gradsan.watch() as outer:
-        fit(made(Net, "data"), callback)
+        lit.fit(lit.made("Net", "data"), callback)
     assert [one.code for one in callback.report.diagnoses] == ["GS202"]
     assert [one.code for one in outer.diagnoses] == ["GS202"]
     assert "GS202" not in capfd.readouterr().err
 
 
-def test_options_come_from_everywhere(tmp_path, monkeypatch, capfd):
+def test_options_come_from_everywhere(lit, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pyproject.toml").write_text('[tool.gradsan]\nignore = ["GS202"]\n')
     monkeypatch.setenv("GRADSAN_OPTIONS", "json=out.json:lang=zh")
-    callback = GradsanCallback()
-    fit(made(Net, "data"), callback)
+    callback = lit.GradsanCallback()
+    lit.fit(lit.made("Net", "data"), callback)
     assert callback.report.diagnoses == ()
     assert json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["diagnoses"] == []
     assert "GS202" in capfd.readouterr().err, "a suppression that was met is said"
 
 
-def test_a_file_that_cannot_be_written_ends_it_before_it_begins(tmp_path):
-    module = made(Net)
+def test_a_file_that_cannot_be_written_ends_it_before_it_begins(lit, tmp_path):
+    module = lit.made("Net")
     with pytest.raises(ValueError, match="cannot be written"):
-        fit(module, GradsanCallback(json=str(tmp_path / "nowhere" / "out.json"), language="en"))
+        lit.fit(module, lit.GradsanCallback(json=str(tmp_path / "nowhere" / "out.json"), language="en"))
     assert module.losses == []
 
 
-def test_the_other_package_of_lightning(monkeypatch):
+def test_the_other_package_of_lightning(lit, monkeypatch):
     """A program that has imported ``pytorch_lightning`` and not ``lightning`` gets a callback of that."""
     other = pytest.importorskip("pytorch_lightning")
     monkeypatch.delitem(sys.modules, "lightning.pytorch")
@@ -269,7 +159,7 @@ def test_the_other_package_of_lightning(monkeypatch):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert issubclass(module.GradsanCallback, other.Callback)
-    assert not issubclass(module.GradsanCallback, pl.Callback)
+    assert not issubclass(module.GradsanCallback, lit.pl.Callback)
 
     class Small(other.LightningModule):
         def __init__(self):
@@ -285,7 +175,7 @@ def test_the_other_package_of_lightning(monkeypatch):
             return torch.optim.SGD(self.parameters(), 0.1)
 
     callback = module.GradsanCallback(quiet=True)
-    fit(Small(), callback, package=other)
+    lit.fit(Small(), callback, package=other)
     assert [one.code for one in callback.report.diagnoses] == ["GS202"]
 
 
@@ -315,7 +205,7 @@ if __name__ == "__main__":
 """
 
 
-def test_every_rank_writes_its_own_file_and_one_prints(tmp_path: Path):
+def test_every_rank_writes_its_own_file_and_one_prints(lit, tmp_path: Path):
     (tmp_path / "main.py").write_text(RANKS)
     python, own = warm_python()
     env = {**os.environ, **own}
@@ -329,9 +219,9 @@ def test_every_rank_writes_its_own_file_and_one_prints(tmp_path: Path):
     assert "rank 0 of 2 reports" in done.stderr
 
 
-def test_the_origin_of_nan_is_found_in_a_fit():
-    callback = GradsanCallback("nonfinite", quiet=True)
-    fit(made(Net, "root"), callback)
+def test_the_origin_of_nan_is_found_in_a_fit(lit):
+    callback = lit.GradsanCallback("nonfinite", quiet=True)
+    lit.fit(lit.made("Net", "root"), callback)
     (found,) = callback.report.diagnoses
     assert (found.code, found.nonfinite.op, found.nonfinite.round) == ("GS602", "sqrt", 1)
     assert [label.frame.function for label in found.labels if label.role == "origin"] == ["Net.loss"]
