@@ -13,6 +13,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+import forked
+
 os.environ["GRADSAN_TEXT"] = "strict"
 os.environ["GRADSAN_DEBUG"] = "1"
 # Programs of tests are small: workers and their children would wait for each other's threads.
@@ -39,6 +41,8 @@ def pytest_configure(config):
     hypothesis.settings.load_profile("long" if config.getoption("--long") else "short")
     if not hasattr(config, "workerinput"):
         compileall.compile_dir(Path(__file__).resolve().parents[1] / "src", quiet=2)
+        if config.getoption("numprocesses", None) and hasattr(os, "fork"):
+            os.environ[forked.SHARED_SERVER] = forked.start_server()
 
 
 def pytest_collection_modifyitems(config, items):

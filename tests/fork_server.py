@@ -1,12 +1,11 @@
-"""A process that has imported torch and forks a child for each program or function that a test sends it.
+"""Processes that have imported torch, and fork a child for each program or function that a test asks for.
 
-Importing torch takes seconds of CPU; a fork takes milliseconds. The server runs no tensor operation itself, so that a
-child begins as a fresh process does: no thread of a pool, no graph. Requests and answers are lines of JSON on stdin
-and stdout; ``forked.py`` is the other side. Given the path of a socket, it forks a program for each connection, with
-the file descriptors of the process that asked (``warm_client.py``), several side by side.
-
-A program finds no more than a fresh process would. Functions and commands of gradsan's are forked from processes which
-are themselves forks of the first and have imported more (``IMPORTS``).
+Importing torch takes seconds of CPU; a fork takes milliseconds. No server runs a tensor operation itself, so that a
+child begins as a fresh process does: no thread of a pool, no graph. One tree of processes serves all workers of a test
+run: the first imports torch when that is asked for, and the others are its forks, one for each of ``KINDS``, which have
+imported more (``IMPORTS``). Each listens at a socket of its own. What connects is a test (``forked.py``), which sends
+requests one after another as lines of JSON, or the stand-in for a program (``warm_client.py``), with its file
+descriptors. Either gets a fork of its own.
 """
 
 from __future__ import annotations
@@ -30,9 +29,10 @@ import threading
 import time
 import traceback
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any
 
 from warm_client import KINDS
 
@@ -48,47 +48,83 @@ WITHOUT_TORCH = {
     "started": ("gradsan.cli.run",),
     "reporting": ("gradsan.cli.run", "gradsan.present.json", "gradsan.present.terminal", "gradsan.repair.fixes"),
 }
-"""Of the server for programs that import no torch, or one of their own: what ``gradsan run`` has imported when the
-program starts, and what it imports for a report, too."""
+"""For programs that import no torch, or one of their own: what ``gradsan run`` has imported when the program starts,
+and what it imports for a report, too."""
 EVERYWHERE = ("gradsan._session", "gradsan.diagnose", "gradsan.repair.fixes")
 """What processes of a kind would each import anew; a kind is one or two of these words."""
 
 
-def serve(requests: TextIO, answers: TextIO, kind: str = "") -> dict[str, Any] | None:
-    """Answer requests until they end; in a child, return the request that it is to carry out.
+def serve_kinds(path: str) -> dict[str, Any] | None:
+    """Serve all kinds until stdin ends; in a child, return the request that it is to carry out."""
+    listeners = {kind: listening(f"{path}{kind}") for kind in KINDS}
+    print("ready", flush=True)
+    own = _forked_for(WITHOUT_TORCH)
+    if not own:
+        ready, _, _ = select.select([0, *(one for kind, one in listeners.items() if kind not in WITHOUT_TORCH)], [], [])
+        if 0 in ready:
+            return None
+        import_torch()
+        own = _forked_for(kind for kind in KINDS if kind and kind not in WITHOUT_TORCH)
+    for kind, other in listeners.items():
+        if kind != own:
+            other.close()
+    return serve_kind(own, listeners[own])
 
-    Requests of another kind are answered by a fork that is kept for them: what it imports stays with it.
-    """
-    kept: dict[str, socket.socket] = {}
-    with requests, answers:
+
+def _forked_for(kinds: Iterable[str]) -> str:
+    """Fork a process for each of ``kinds``; its kind there, nothing in this one."""
+    return next((kind for kind in kinds if os.fork() == 0), "")
+
+
+def serve_kind(kind: str, listener: socket.socket) -> dict[str, Any] | None:
+    """Fork for each connection, until stdin ends; in a fork, or a child of it, return the request to carry out."""
+    is_ready = not kind
+    with listener:
+        while True:
+            ready, _, _ = select.select([listener, 0], [], [])
+            if listener not in ready:
+                return None
+            connection, _ = listener.accept()
+            if not is_ready:
+                import_for(kind)
+                is_ready = True
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            if os.fork() == 0:
+                break
+            connection.close()
+    size, received, _, _ = socket.recv_fds(connection, 4, 250)
+    length = int.from_bytes(size, "big")
+    return begin_program(connection, length, received) if length else serve_requests(connection)
+
+
+def serve_requests(connection: socket.socket) -> dict[str, Any] | None:
+    """Answer requests one after another until they end; in a child, return the request that it is to carry out."""
+    with (
+        connection,
+        connection.makefile(encoding="utf-8") as requests,
+        connection.makefile("w", encoding="utf-8") as answers,
+    ):
         for line in requests:
-            request = json.loads(line)
-            asked = request["kind"]
-            if asked != kind:
-                if asked not in kept:
-                    kept[asked], other = socket.socketpair()
-                    if os.fork() == 0:
-                        for one in (requests, answers, *kept.values()):
-                            one.close()
-                        import_for(asked)
-                        return serve(other.makefile(encoding="utf-8"), other.makefile("w", encoding="utf-8"), asked)
-                    other.close()
-                kept[asked].sendall(line.encode())
-                print(answer_of(kept[asked]), file=answers, flush=True)
-                continue
+            request: dict[str, Any] = json.loads(line)
             if "function" in request:
                 sys.path[:] = request["path"]
                 importlib.import_module(request["module"])
             child = os.fork()
             if child == 0:
-                break
-            status = ended(child, request["limit"])
-            print(json.dumps({"status": status}), file=answers, flush=True)
-        else:
-            return None
-    for one in kept.values():
-        one.close()
-    return request
+                return request
+            print(json.dumps({"status": ended(child, request["limit"])}), file=answers, flush=True)
+    return None
+
+
+def import_torch() -> None:
+    """The first optimizer of a process imports torch._dynamo, which takes as long as torch itself."""
+    for name in ("torch._dynamo", "torch.distributed", "torch.utils.checkpoint"):
+        importlib.import_module(name)
+    end_without_libraries()
+    gc.collect()
+    gc.freeze()
 
 
 def import_for(kind: str) -> None:
@@ -118,40 +154,6 @@ def end_without_libraries() -> None:
             finalizer.atexit = False
 
 
-def answer_of(connection: socket.socket) -> str:
-    """A line, without its end."""
-    with connection.makefile(encoding="utf-8") as answers:
-        return answers.readline().rstrip("\n")
-
-
-def serve_connections(path: str) -> dict[str, Any] | None:
-    """Answer connections until stdin ends; in the process of a program, return the request for it."""
-    listeners = {kind: listening(f"{path}{kind}") for kind in KINDS}
-    own = next((kind for kind in KINDS if kind and os.fork() == 0), "")
-    for kind, other in listeners.items():
-        if kind != own:
-            other.close()
-    if not own:
-        print("ready", flush=True)
-    is_ready = not own
-    with listeners[own] as listener:
-        while True:
-            ready, _, _ = select.select([listener, 0], [], [])
-            if listener not in ready:
-                return None
-            connection, _ = listener.accept()
-            if not is_ready:
-                import_for(own)
-                is_ready = True
-            with contextlib.suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
-            if os.fork() == 0:
-                listener.close()
-                return _begin_program(connection)
-            connection.close()
-
-
 def listening(path: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
@@ -159,11 +161,10 @@ def listening(path: str) -> socket.socket:
     return listener
 
 
-def _begin_program(connection: socket.socket) -> dict[str, Any]:
+def begin_program(connection: socket.socket, length: int, received: list[int]) -> dict[str, Any]:
     """Fork the program, and return in it; the process in between waits for it, and ends it where nobody else waits."""
-    size, received, _, _ = socket.recv_fds(connection, 4, 250)
     data = b""
-    while len(data) < int.from_bytes(size, "big"):
+    while len(data) < length:
         data += connection.recv(65536)
     child = os.fork()
     if child:
@@ -291,21 +292,7 @@ def run_function(request: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    is_without_torch = sys.argv[1:] == ["without torch"]
-    if not is_without_torch:
-        # For the children. The first optimizer of a process imports torch._dynamo, which takes as long as torch itself.
-        import torch._dynamo
-        import torch.distributed
-        import torch.utils.checkpoint  # noqa: F401
-
-        end_without_libraries()
-    gc.collect()
-    gc.freeze()
-    wanted = (
-        serve_connections(sys.argv[1])
-        if sys.argv[1:] and not is_without_torch
-        else serve(os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8"))
-    )
+    wanted = serve_kinds(sys.argv[1])
     if wanted is not None:
         settle(wanted)
         if "function" in wanted:

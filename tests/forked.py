@@ -12,12 +12,13 @@ import json
 import os
 import pickle
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from warm_client import kind_of
 
@@ -30,6 +31,8 @@ COMMANDS = {
 """What runs in forks of a warm process, and the first words of each."""
 _PYTHON = sys.executable
 """That of this process; tests let ``sys.executable`` be another one."""
+SHARED_SERVER = "PYTEST_FORK_SERVER"
+"""Names the server that all workers of a test run share (conftest.py starts it)."""
 LIMIT = 120.0
 """Seconds after which a child is killed."""
 
@@ -38,29 +41,48 @@ class ForkedError(AssertionError):
     """A function failed in its process, or did not end in time; the text is its traceback."""
 
 
-WITHOUT_TORCH = ("started", "reporting")
-"""Kinds of processes for programs that import no torch (``fork_server.py``)."""
-
-
-@functools.cache
-def server(has_torch: bool = True) -> subprocess.Popen[str]:
-    """The server of this process; it ends when its stdin does, that is, with this process."""
+def start_server() -> str:
+    """Start a server that lasts as long as this process; what its sockets' names begin with."""
+    folder = Path(tempfile.mkdtemp(prefix="forks"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     own = {name: value for name, value in os.environ.items() if not name.startswith(("GRADSAN", "PYTHON"))}
-    return subprocess.Popen(
-        [_PYTHON, str(Path(__file__).with_name("fork_server.py")), *([] if has_torch else ["without torch"])],
+    process = subprocess.Popen(
+        [_PYTHON, str(Path(__file__).with_name("fork_server.py")), str(folder / "socket")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         encoding="utf-8",
-        env={**own, "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1"},
+        # As processes of a search for fixes have it.
+        env={**own, "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONHASHSEED": "0"},
     )
-
-
-def ask(request: dict[str, Any]) -> int | None:
-    process = server(request["kind"] not in WITHOUT_TORCH)
-    assert process.stdin is not None
     assert process.stdout is not None
-    print(json.dumps(request), file=process.stdin, flush=True)
-    answer = process.stdout.readline()
+    assert process.stdout.readline() == "ready\n"
+    _SERVERS.append(process)
+    return str(folder / "socket")
+
+
+_SERVERS: list[subprocess.Popen[str]] = []
+"""The stdin of a server ends with the last reference to it."""
+
+
+@functools.cache
+def server() -> str:
+    """The sockets of the server that all workers of this run share, or else of this process's own."""
+    return os.environ.get(SHARED_SERVER) or start_server()
+
+
+@functools.cache
+def connected(kind: str) -> tuple[TextIO, TextIO]:
+    """Where requests to a process of this kind go, and where its answers come from."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(server() + kind)
+        connection.sendall((0).to_bytes(4, "big"))
+        return connection.makefile("w", encoding="utf-8"), connection.makefile(encoding="utf-8")
+
+
+def ask(request: dict[str, Any], kind: str) -> int | None:
+    requests, answers = connected(kind)
+    print(json.dumps(request), file=requests, flush=True)
+    answer = answers.readline()
     assert answer, "the server of forked processes has died"
     return json.loads(answer)["status"]
 
@@ -75,7 +97,7 @@ def run_forked(
 ) -> subprocess.CompletedProcess[str]:
     """Run ``python *words`` (a script, ``-m module`` or ``-c text``) with torch imported already.
 
-    ``kind``: of the process, where not that of the words; one of ``WITHOUT_TORCH`` for another than that with torch.
+    ``kind``: of the process (``fork_server.py``), where not that of the words.
 
     Raises ``subprocess.TimeoutExpired`` past the limit.
     """
@@ -83,8 +105,9 @@ def run_forked(
         streams = {name: Path(folder, name) for name in ("stdin", "stdout", "stderr")}
         streams["stdin"].write_text(stdin, encoding="utf-8")
         environment = dict(os.environ if env is None else env)
-        request = {"kind": kind or kind_of(words, {}), **{name: str(path) for name, path in streams.items()}}
-        status = ask({**request, "words": list(words), "cwd": str(cwd), "env": environment, "limit": limit})
+        request = {name: str(path) for name, path in streams.items()}
+        request |= {"words": list(words), "cwd": str(cwd), "env": environment, "limit": limit}
+        status = ask(request, kind_of(words, {}) if kind is None else kind)
         texts = [streams[name].read_text(encoding="utf-8") for name in ("stdout", "stderr")]
     if status is None:
         raise subprocess.TimeoutExpired(list(words), limit, *texts)
@@ -99,23 +122,12 @@ def warm_commands() -> Path:
     """
     folder = Path(tempfile.mkdtemp(prefix="warm"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("GRADSAN", "PYTHON"))}
-    process = subprocess.Popen(
-        [_PYTHON, str(Path(__file__).with_name("fork_server.py")), str(folder / "socket")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        encoding="utf-8",
-        # As processes of a search for fixes have it.
-        env={**own, "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONHASHSEED": "0"},
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
     for name, first in COMMANDS.items():
         command = folder / name
         command.write_text(
             f"#!{_PYTHON} -ISE\nimport sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
             "from warm_client import run\n"
-            f"sys.exit(run({_PYTHON!r}, {str(folder / 'socket')!r}, {first!r} + sys.argv[1:]))\n",
+            f"sys.exit(run({_PYTHON!r}, {server()!r}, {first!r} + sys.argv[1:]))\n",
             encoding="utf-8",
         )
         command.chmod(0o700)
@@ -143,8 +155,8 @@ def call_forked(function: Callable[..., Any], *arguments: Any, limit: float = LI
         Path(files["stdin"]).touch()
         Path(files["arguments"]).write_bytes(pickle.dumps(arguments))
         kind = "compiled functions" if compiles else "functions"
-        named = {"kind": kind, "module": function.__module__, "function": function.__name__, "path": sys.path}
-        ask({**files, **named, "cwd": str(Path.cwd()), "env": dict(os.environ), "limit": limit})
+        named = {"module": function.__module__, "function": function.__name__, "path": sys.path}
+        ask({**files, **named, "cwd": str(Path.cwd()), "env": dict(os.environ), "limit": limit}, kind)
         answer = Path(files["answer"])
         if not answer.exists():
             said = "".join(Path(files[name]).read_text(encoding="utf-8") for name in ("stdout", "stderr"))

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 RUN_FORKED = ("-m", "-c")
 READ_AT_THE_START = ("GRADSAN", "GRADSAN_OPTIONS")
-KINDS = ("", "commands", "compiled commands")
+KINDS = ("", "functions", "compiled functions", "commands", "compiled commands", "started", "reporting")
 """Of processes that fork; each has a socket of its own, and has more imported (``fork_server.py``)."""
 
 

@@ -81,7 +81,10 @@ def evaluated_in_between(net, optimizer):
 @each("mode", ["watch", "deep", "heal"])
 @each("original", [True, False])
 @each("training", [plain_rounds, accumulated, checkpointed, checkpointed_inside, evaluated_in_between])
-def test_nothing_is_said(rank, training, original, mode):
+def test_nothing_is_said(rank, training, original, mode, pytestconfig):
+    # The modes have the same detectors: on the second rank the others only with --long.
+    if rank and mode != "watch" and not pytestconfig.getoption("--long"):
+        return
     recorder().core.clear()
     with gradsan.watch(mode) as watched:
         net = sharded(original)
