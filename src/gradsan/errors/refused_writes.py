@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import ast
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -40,7 +40,7 @@ from gradsan import _torch, source
 from gradsan.errors.context import Context, described, made_by, writes_to
 from gradsan.graph import naming
 from gradsan.graph.live import first_named, live_clues, name_bound_to, tensor_of, value_of
-from gradsan.graph.variables import modules_in
+from gradsan.graph.variables import Reached, Scope, Space, modules_in, reached
 from gradsan.graph.walk import learns_elsewhere, leaves_of
 from gradsan.model import Clue, Frame, Site
 from gradsan.record.backwards import PastBackward
@@ -122,8 +122,8 @@ def gather_written(context: Context) -> tuple[Clue, ...]:
     if tensor is not None and context.row == "unrecorded_view_inplace":
         values["value_learns"] = not _is_parameters(tensor) and _reads_learning(context.frame, own, tensor)
     if context.row == "deepcopy_of_result":
-        beside = [one for one in naming.find(context.frame, _is_result) if one.tensor is not tensor]
-        values["copied_beside"] = tuple({id(one.tensor): one.path for one in beside}.values())
+        beside = [one for one in _within(context.frame, own, _operands(own)) if _is_result(one.value)]
+        values["copied_beside"] = tuple({id(one.value): one.path for one in beside if one.value is not tensor}.values())
         values["is_copied_itself"] = name in source.operand_expressions(own)
     target = Clue("target", context.site, name=name, op=op, values=values)
     made = made_by(context.core, tensor)
@@ -243,10 +243,7 @@ def _operand(context: Context) -> tuple[str, Any] | None:
     own, wanted = context.site.user_frame, OPERAND.get(context.row)
     if own is None or wanted is None or context.frame is None:
         return None
-    statement = source.statement_at(own)
-    owner = source.attribute_owner(own)
-    names = [*([owner] if owner else []), *source.operand_expressions(own)]
-    names += source.consumed_names(statement) if statement is not None else []
+    names = _operands(own)
     direct = first_named(context.frame, names, wanted)
     if direct is not None:
         return direct
@@ -254,7 +251,21 @@ def _operand(context: Context) -> tuple[str, Any] | None:
     for found in naming.find(context.frame, wanted):
         if any(found.path.startswith((f"{name}.", f"{name}[")) for name in holders):
             return found.path, found.tensor
-    return None
+    # A frame further out may reach the same objects by another name, and each is searched once.
+    return next(((one.path, one.value) for one in _within(context.frame, own, holders) if wanted(one.value)), None)
+
+
+def _operands(own: Frame) -> list[str]:
+    statement, owner = source.statement_at(own), source.attribute_owner(own)
+    names = [*([owner] if owner else []), *source.operand_expressions(own)]
+    return [*names, *(source.consumed_names(statement) if statement is not None else [])]
+
+
+def _within(frame: FrameType, own: Frame, names: Iterable[str]) -> Iterator[Reached]:
+    """The tensors that objects of these names hold."""
+    held = {name: value_of(frame, name) for name in names}
+    spaces = [Space(Scope(own.file, own.function), held, frozenset())]
+    return (one for one in reached(spaces) if torch.is_tensor(one.value))
 
 
 def gather_stale_view(context: Context) -> tuple[Clue, ...]:

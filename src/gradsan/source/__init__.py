@@ -131,8 +131,8 @@ _NAMES = {
         "buffer_of_copy clone_argument clone_given clone_handed_out clone_source handed_out parameter_of_copy"
     ),
     "rewrite.detached": (
-        "detach_after_yield detach_own_reads detach_own_state detach_reads is_repeated read_as_data taken_from "
-        "walked_values"
+        "detach_after_yield detach_own_reads detach_own_state detach_reads detach_unread is_repeated read_as_data "
+        "taken_from walked_values"
     ),
     "rewrite.filled": (
         "all_under_no_grad cut_before_written detach_behind_loop own_name_in_forward reads_filled second_name_anew"

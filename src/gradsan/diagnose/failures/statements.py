@@ -282,10 +282,15 @@ def _not_reentrant(failure: Failure, values: Mapping[str, object]) -> tuple[Fix,
 def _deepcopy(failure: Failure, values: Mapping[str, object]) -> tuple[Fix, ...]:
     """A copy of the tensor itself may be what a loss trains; one within an object is not even read, mostly."""
     detached = parts.fix("detach_and_clone", "changed", values, summary="help.detach_before_copy")
-    target = failure.clue("target")
-    if target is None or not target.values.get("is_copied_itself"):
+    target, made = failure.clue("target"), failure.clue("made")
+    if target is not None and target.values.get("is_copied_itself"):
+        return (parts.fix("clone_for_copy", "preserved", values), detached)
+    kept = None if made is None or made.site is None else made.site.user_frame
+    attribute, files = str(values["name"]).rpartition(".")[2], [one.file for one in failure.site.user_frames]
+    change = None if kept is None else source.detach_unread(kept, attribute, files)
+    if kept is None or change is None:
         return (detached,)
-    return (parts.fix("clone_for_copy", "preserved", values), detached)
+    return (Fix.worded("help.detach_kept", values, source.changed_lines(kept.file, change)), detached)
 
 
 def _flag(failure: Failure, values: Mapping[str, object]) -> tuple[Fix, ...]:

@@ -200,11 +200,14 @@ def _detached_copy(label: Label) -> Lines:
     name = label.message.values.get("name")
     calls = [(place, call) for place, call in _calls_stopped(label) if leaf_name(call.func) == "deepcopy" and call.args]
     place, copied = (calls[0][0], calls[0][0].source.text(calls[0][1].args[0])) if len(calls) == 1 else (None, "")
-    if place is not None and isinstance(name, str) and name != copied:
+    if not isinstance(name, str):
+        return ()
+    if place is not None and name != copied:
         beside = label.message.values.get("copied_beside")
         names = [name, *(map(str, beside) if isinstance(beside, list | tuple) else ())]
+        names = [re.sub(r"\.(\d+)\b", r"[\1]", one) for one in names]
         names = [one for one in names if one.startswith((f"{copied}.", f"{copied}["))]
-        if any(re.fullmatch(rf"{re.escape(copied)}(\.\w+|\[(\"\w+\"|'\w+')\])+", one) is None for one in names):
+        if any(re.fullmatch(rf"{re.escape(copied)}(\.\w+|\[(\d+|\"\w+\"|'\w+')\])+", one) is None for one in names):
             return ()
         # What the copy gets for that tensor: the model keeps the one with the graph, which a loss may still need.
         given = f"{{{', '.join(f'id({one}): {one}.detach().clone()' for one in names)}}}"

@@ -47,7 +47,7 @@ def additions(frame: Frame, path: str) -> tuple[Addition, ...]:
         if value is not None:
             statement = source.statement(value) or node
             text = source.text(value) if isinstance(value, _SIMPLE) else f"({source.text(value)})"
-            found.append(Addition(_frame(source, frame, statement), text, _detached(source, value)))
+            found.append(Addition(_frame(source, frame, statement), text, value_detached(source, value)))
     return tuple(found)
 
 
@@ -301,7 +301,7 @@ def _single(value: ast.expr) -> ast.expr | None:
     return value
 
 
-def _detached(source: SourceFile, value: ast.expr) -> Change | None:
+def value_detached(source: SourceFile, value: ast.expr) -> Change | None:
     """The statement with ``.detach()`` at a value, which gets parentheses where it is an operation."""
     span = source.span(value)
     if isinstance(value, ast.BinOp | ast.UnaryOp):

@@ -11,6 +11,7 @@ from itertools import takewhile
 from gradsan.model import Frame, Held
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.flow.calls import yielding_loop
+from gradsan.source.flow.kept import value_detached
 from gradsan.source.flow.modules import Shape
 from gradsan.source.flow.reaching import is_still_argument, reaching
 from gradsan.source.flow.rounds import detach_after, shape_bound_at
@@ -28,7 +29,7 @@ from gradsan.source.intent.conditions import is_conditional
 from gradsan.source.locate import Statement, expression_at, frame_of, statement_at
 from gradsan.source.methods import BACKWARDS, CUTTING, FUNCTIONS_MAKING_NEW, METADATA
 from gradsan.source.rewrite.renewing import fresh_name
-from gradsan.source.tree import SourceFile, header_nodes, indentation_of
+from gradsan.source.tree import SourceFile, header_nodes, indentation_of, read_source
 
 _DEEPEST = 6
 _NOT_VALUES = METADATA | CUTTING | {"backward", "data", "grad"}
@@ -142,6 +143,23 @@ def detach_own_state(frame: Frame) -> tuple[Change, tuple[str, ...]] | None:
         is_none = any(isinstance(one.value, ast.Constant) for one in bound) and not is_begun
         change = detach_reads((frame,), (name,)) if shape == "tensor" and not is_none else None
     return None if change is None else (change, (name,))
+
+
+def detach_unread(made: Frame, attribute: str, files: Iterable[str]) -> Change | None:
+    """``self.attribute = x.detach()`` in the function at ``made``, which keeps there what none of ``files`` reads."""
+    statement = statement_at(made)
+    if statement is None or statement.function is None:
+        return None
+    nodes = (one for one in local_nodes(statement.function) if isinstance(one, ast.Assign))
+    kept = [one for one in nodes if [ast.unparse(target) for target in one.targets] == [f"self.{attribute}"]]
+    sources = filter(None, map(read_source, {made.file, *files}))
+    is_read = any(
+        (isinstance(node, ast.Attribute) and node.attr == attribute and isinstance(node.ctx, ast.Load))
+        or (isinstance(node, ast.Constant) and node.value == attribute)
+        for source in sources
+        for node in source.nodes
+    )
+    return value_detached(statement.source, kept[0].value) if len(kept) == 1 and not is_read else None
 
 
 def _begins_outside(statement: Statement, name: str) -> bool:
