@@ -87,6 +87,19 @@ def test_writes_of_the_loop_between_forward_and_backward(lit, kind, code):
     assert [one.code for one in callback.report.diagnoses] == [code]
 
 
+def test_a_loss_that_is_no_number_is_reduced_where_it_is_made(lit):
+    callback = lit.GradsanCallback(quiet=True)
+    with pytest.raises(RuntimeError, match="only for scalar outputs"):
+        lit.fit(lit.made("LossOfEachRow"), callback)
+    [diagnosis] = callback.report.diagnoses
+    assert (diagnosis.code, tuple(diagnosis.tensor.shape)) == ("GS408", (4, 1))
+    made, needed = diagnosis.labels
+    assert (made.role, made.frame.function) == ("created", "LossOfEachRow.training_step")
+    assert needed.role == "used"
+    [fix] = diagnosis.fixes
+    assert [text.strip() for *_, text in fix.lines] == ["return (error.square() + 1e-3 * error.abs()).mean()"]
+
+
 def test_an_error_in_the_forward(lit, capfd):
     callback = lit.GradsanCallback(language="en")
     with pytest.raises(RuntimeError, match="leaf Variable") as caught:

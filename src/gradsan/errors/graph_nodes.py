@@ -125,11 +125,30 @@ def gather_loss(context: Context) -> Iterator[Clue]:
     name = None if own is None else source.method_receiver(own)
     tensor = None if name is None or context.frame is None else tensor_of(context.frame, name)
     if tensor is None:
-        return
-    facts = _torch.facts_of(tensor)
-    number = _torch.node_sequence(tensor.grad_fn)
-    made = call_that_made(context.core, number, threading.get_ident())
-    yield Clue("loss", None if made is None else symbolise(made.stack), name=name, values=facts)
+        # A library calls backward for the program.
+        entered = (_torch.locals_of(one) for one in context.frames if one.f_code.co_name == "backward")
+        given = (one for frame in entered for one in _tensors(frame.get("tensors")) if one.numel() != 1)
+        tensor, name = next(given, None), None
+    if tensor is not None:
+        yield Clue("loss", _made_at(context, tensor.grad_fn), name=name, values=_torch.facts_of(tensor))
+
+
+_MOST_SCALED = 4
+"""Operations of a library's between a loss of the program's and its backward: a division by the number of rounds."""
+
+
+def _made_at(context: Context, node: Node | None) -> Site | None:
+    """Where the program made the output of ``node``, or what a library made it of by operations on it alone."""
+    for _ in range(_MOST_SCALED):
+        if node is None:
+            break
+        made = call_that_made(context.core, _torch.node_sequence(node), threading.get_ident())
+        site = None if made is None else symbolise(made.stack)
+        if site is not None and all(one.file.startswith(_torch.package_folder()) for one in site.inner_frames):
+            return site
+        inputs = [one for one, _ in node.next_functions if one is not None]
+        node = inputs[0] if len(inputs) == 1 else None
+    return None
 
 
 def _differentiated(given: Mapping[str, Any]) -> Clue:

@@ -226,7 +226,14 @@ def graph_rules(failure: Failure) -> Diagnosis | None:
     receiver = None if frame is None else source.method_receiver(frame)
     asked = None if frame is None or failure.row != "output_not_scalar" else source.differentiated(frame)
     name = tensor.name if tensor is not None and asked is None else None
-    name = name or asked or (receiver if failure.row == "output_not_scalar" else None)
+    # ``trainer.fit()``, ``accelerator.backward(loss)``: no tensor's method.
+    called = None if frame is None or failure.row != "output_not_scalar" else source.called_expression(frame)
+    is_own = loss is None and called is not None and called.endswith("backward")
+    name = name or asked or (receiver if is_own else None)
+    made = None if name is not None or loss is None or loss.site is None else loss.site.user_frame
+    reduced = None if made is None else source.mean_where_made(made)
+    name = name if reduced is None else reduced[0]
+    mean = () if made is None or reduced is None else source.changed_lines(made.file, reduced[1])
     node = failure.clue("node")
     values = {
         "name": name or Message("label.the_tensor"),
@@ -235,7 +242,8 @@ def graph_rules(failure: Failure) -> Diagnosis | None:
         "shape": list(tensor.shape) if tensor is not None else "?",
         **failure.values,
     }
-    fixes = rule.fixes
+    # Where a library calls backward, nobody passes weights.
+    fixes = rule.fixes if made is None else rule.fixes[:1]
     is_mismatch = failure.row == "output_not_scalar" and "got" in failure.values
     if is_mismatch:
         # What was passed is a weight of each element: ones in its place would lose it.
@@ -268,6 +276,7 @@ def graph_rules(failure: Failure) -> Diagnosis | None:
             *(cuts_in_order(cuts) if cuts else ()),
             *parts.label_of(node, "created", "label.forward_of_function", values),
             *parts.label_of(failure.clue("rebased"), "written", "label.rebased_here", values),
+            *(() if made is None else parts.label_of(loss, "created", "label.loss_made", values)),
             *parts.used(failure, f"label.{rule.label}", values),
         ),
         tensor=_tensor(failure, name),
@@ -276,7 +285,10 @@ def graph_rules(failure: Failure) -> Diagnosis | None:
             *late,
             *_itself(failure, values),
             *undone_cuts(cuts),
-            *(_fix(failure, kind, meaning, values, name) for kind, meaning in fixes),
+            *(
+                _fix(failure, kind, meaning, values, _lines(failure, kind, name) or mean * (kind == "mean_or_sum"))
+                for kind, meaning in fixes
+            ),
         ),
         notes=() if rule.note is None else (Message(f"note.{rule.note}"),),
     )
@@ -290,13 +302,8 @@ def _told_late(frame: Frame, name: str) -> tuple[Fix, ...]:
 
 
 def _fix(
-    failure: Failure,
-    kind: str,
-    meaning: Literal["preserved", "changed"],
-    values: Mapping[str, object],
-    name: str | None,
+    failure: Failure, kind: str, meaning: Literal["preserved", "changed"], values: Mapping[str, object], lines: Lines
 ) -> Fix:
-    lines = _lines(failure, kind, name)
     summary = "help.allow_unused_kept" if lines and kind == "allow_unused" else None
     summary = "help.hook_where_grad" if failure.row == "hook_refused" else summary
     return parts.fix(kind, meaning, values, lines=lines, summary=summary)

@@ -372,3 +372,23 @@ def wrapped(source: SourceFile, value: ast.expr, statement: ast.stmt, template: 
 def _end(source: SourceFile, node: ast.AST) -> tuple[int, int]:
     span = source.span(node)
     return span.end_line, span.end_column
+
+
+def mean_where_made(made: Frame) -> tuple[str, Change] | None:
+    """The value of the statement at ``made`` as the program names it, and ``.mean()`` for it where it is made.
+
+    None where the operation at ``made`` is only a part of what the statement binds to a name or returns.
+    """
+    statement, found = statement_at(made), expressions_at(made)
+    node = None if statement is None else statement.node
+    value = node.value if isinstance(node, ast.Return | ast.Assign) else None
+    if statement is None or node is None or value is None or [one.node for one in found] != [value]:
+        return None
+    names, text, span = assigned_names(node), statement.source.text(value), statement.source.span(value)
+    if isinstance(node, ast.Assign) and len(names) != 1:
+        return None
+    is_simple = isinstance(value, TAKES_A_METHOD_CALL)
+    edits = [Edit.after(span, ".mean()" if is_simple else ").mean()")]
+    edits += [] if is_simple else [Edit.before(span, "(")]
+    change = edited(statement.source, edits, "mean_where_made")
+    return None if change is None else (names[0] if names else text if is_simple else f"({text})", change)
