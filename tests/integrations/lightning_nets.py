@@ -66,6 +66,18 @@ class LossOfEachRow(Net):
         return error.square() + 1e-3 * error.abs()
 
 
+class SlopeInValidation(Net):
+    """Asks for a derivative of its result where Lightning has gradients switched off."""
+
+    def slope(self, x):
+        x = x.clone().requires_grad_()
+        height = self.second(torch.tanh(self.first(x)))
+        return torch.autograd.grad(height.sum(), x)[0]
+
+    def validation_step(self, batch, index):
+        self.log("slope", self.slope(batch[0]).abs().mean())
+
+
 class StepTooEarly(pl.LightningModule):
     """Two optimizers by hand; the generator's backward comes after the step of the discriminator that it needs."""
 
@@ -118,8 +130,8 @@ def fit(module, *callbacks, package=pl, **settings):
         callbacks=list(callbacks),
         **settings,
     )
-    data = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
-    trainer.fit(module, DataLoader(TensorDataset(data), 4))
+    batches = DataLoader(TensorDataset(torch.randn(16, 4, generator=torch.Generator().manual_seed(1))), 4)
+    trainer.fit(module, batches, batches if isinstance(module, SlopeInValidation) else None)
     return trainer
 
 

@@ -100,6 +100,18 @@ def test_a_loss_that_is_no_number_is_reduced_where_it_is_made(lit):
     assert [text.strip() for *_, text in fix.lines] == ["return (error.square() + 1e-3 * error.abs()).mean()"]
 
 
+def test_a_derivative_in_validation_is_told_who_switched_gradients_off(lit):
+    callback = lit.GradsanCallback(quiet=True)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        lit.fit(lit.made("SlopeInValidation"), callback, num_sanity_val_steps=0)
+    [diagnosis] = callback.report.diagnoses
+    assert (diagnosis.code, diagnosis.tensor.name) == ("GS405", "height.sum()")
+    [fix] = diagnosis.fixes
+    assert fix.summary.values["library"] == "lightning"
+    texts = [text.strip() for *_, whole in fix.lines for text in whole.splitlines()]
+    assert texts == ["@torch.enable_grad()", "def slope(self, x):"]
+
+
 def test_an_error_in_the_forward(lit, capfd):
     callback = lit.GradsanCallback(language="en")
     with pytest.raises(RuntimeError, match="leaf Variable") as caught:

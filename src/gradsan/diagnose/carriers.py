@@ -206,8 +206,10 @@ def cut_term(
     is learned. Where the source does not show how it was computed, words say so. Unchanged for an average, which
     ``made`` adds to: run again, it would be updated twice.
     """
-    adds = any(source.reads_what_it_binds(frame) for site in made for frame in site.user_frames)
-    if carrier is None or adds:
+    frames = [frame for site in made for frame in site.user_frames]
+    # Of an average's first round, only the line that carries it on shows what it is.
+    frames += [] if carrier is None or carrier.bound_at is None else [carrier.bound_at]
+    if carrier is None or any(map(source.reads_what_it_binds, frames)):
         return fixes
     # An object or a container: more is done with the value than its name shows.
     is_within = any(one.path.startswith((f"{carrier.name}.", f"{carrier.name}[")) for one in carrier.held)

@@ -16,10 +16,11 @@ being called).
 
 Roles: ``live``, one clue for each of the user's frames, outermost first; ``values``: ``requires_grad`` (expression ->
 whether it does; of a module, whether any parameter does) and ``callees`` (expression -> file, first line and name of
-what runs). ``mode``: whether gradients are switched on (``grad_enabled``). ``loss``: its ``shape``, ``dtype`` and
-``device``. ``idle``: parameters, all that the live optimizers have, of which none requires grad (``op`` the class of
-one; ``values``: ``total``, ``optimizer`` a name of it, ``are_chosen``, whether modules have frozen others beside them,
-``are_plain``, whether they are tensors of the program's and no Parameters).
+what runs). ``mode``: whether gradients are switched on (``grad_enabled``), or off by ``inference`` mode; ``op``: the
+library that calls the function. ``loss``: its ``shape``, ``dtype`` and ``device``. ``idle``: parameters, all that the
+live optimizers have, of which none requires grad (``op`` the class of one; ``values``: ``total``, ``optimizer`` a
+name of it, ``are_chosen``, whether modules have frozen others beside them, ``are_plain``, whether they are tensors of
+the program's and no Parameters).
 
 Role: ``made`` (the operation that made the tensor; ``name`` as the source says it; ``values``: ``is_update``, whether
 the statement that made it reads ``.grad`` itself, and ``shape``, ``dtype``, ``device``).
@@ -28,6 +29,7 @@ the statement that made it reads ``.grad`` itself, and ``shape``, ``dtype``, ``d
 from __future__ import annotations
 
 import ast
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
@@ -45,7 +47,7 @@ from gradsan.graph.walk import learns_elsewhere, leaves_of
 from gradsan.model import Clue, Frame, Site
 from gradsan.record.backwards import PastBackward
 from gradsan.record.ledger import call_that_made
-from gradsan.record.stacks import definition_site, symbolise
+from gradsan.record.stacks import definition_site, file_of, is_user_file, symbolise
 from gradsan.source.tree import header_nodes
 
 
@@ -311,7 +313,8 @@ _MOST_BACKWARDS, _NAMED = 16, 4
 
 def gather_live(context: Context) -> tuple[Clue, ...]:
     """Return the mode, and the clues of the frames from the failing one outwards."""
-    found = [Clue("mode", values={"grad_enabled": torch.is_grad_enabled()})]
+    mode = {"grad_enabled": torch.is_grad_enabled(), "inference": torch.is_inference_mode_enabled()}
+    found = [Clue("mode", op=_library_around(context.frame), values=mode)]
     losses = [] if context.backward is None else [one for one in context.backward.outputs if torch.is_tensor(one)]
     found += [Clue("loss", values=_torch.facts_of(one)) for one in losses[:1]]
     if context.backward is not None and context.backwards is not None:
@@ -321,6 +324,20 @@ def gather_live(context: Context) -> tuple[Clue, ...]:
         if _has_run_before(context, past):
             found.append(Clue("ran_before"))
     return (*live_clues(context.frame), *reversed(found), *_idle_optimizers(context.frame))
+
+
+def _library_around(frame: FrameType | None) -> str | None:
+    """The package that the program calls, and that calls the program's function at ``frame``; torch is none."""
+    package = None
+    while frame is not None:
+        if is_user_file(file_of(frame.f_code)):
+            if package is not None:
+                return package
+        else:
+            name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+            package = package or (name if name not in sys.stdlib_module_names | {"torch", "gradsan"} else None)
+        frame = frame.f_back
+    return None
 
 
 def _idle_optimizers(frame: FrameType | None) -> Iterator[Clue]:

@@ -306,13 +306,11 @@ def _side_by_side(*trials: Trial) -> int:
 
 
 def _target(target: Target) -> program.Target:
-    kind, name, arguments = target
-    return program.Target(kind, name, tuple(arguments))  # type: ignore[arg-type]
+    return program.Target(*target[:2], tuple(target[2]))  # type: ignore[arg-type]
 
 
 def _request(target: Target, limits: Limits) -> Request:
-    kind, name, arguments = target
-    return Request((kind, name, tuple(arguments)), "watch", {}, limits.steps, limits.timeout)
+    return Request((*target[:2], tuple(target[2])), "watch", {}, limits.steps, limits.timeout)
 
 
 def _try_all(search: _Search, fault: Diagnosis, patch: Patch, before: Trial) -> tuple[list[Tried], list[Fix]]:
@@ -353,10 +351,12 @@ def _try_all(search: _Search, fault: Diagnosis, patch: Patch, before: Trial) -> 
     )
     if any(map(judge.is_in_doubt, trials)):
         judge = replace(judge, noise=search.noise())
-        # A printed time may have been the same in both runs of the reference by chance.
-        trials = [
-            search.runner.run(requests[number]) if judge.is_in_doubt(one) else one for number, one in enumerate(trials)
-        ]
+        # A time may have been the same in both runs of the reference, or unread in one.
+        for number, first in enumerate(trials):
+            if judge.is_in_doubt(first):
+                trials[number] = search.runner.run(requests[number])
+                chance = replace(judge, reference=first).training(trials[number])
+                judge = replace(judge, noise=judge.noise | {*chance.differs_in})
     tried = [
         judge.tried(fix, candidate, trial, before) for (fix, candidate), trial in zip(candidates, trials, strict=True)
     ]

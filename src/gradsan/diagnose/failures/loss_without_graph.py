@@ -21,7 +21,8 @@ _MOST_SHOWN = 3
 def loss_without_graph(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure."""
     frames = failure.site.user_frames
-    name = (source.method_receiver(frames[-1]) if frames else None) or Message("label.the_loss")
+    asked_of = source.differentiated(frames[-1]) if frames else None
+    name = asked_of or (source.method_receiver(frames[-1]) if frames else None) or Message("label.the_loss")
     used = label_texts.at("used", failure.site, Message("label.loss_at"), op="backward")
     made = source.definition_of(frames[-1], name) if frames and isinstance(name, str) else None
     found = cuts_before(failure)
@@ -248,6 +249,9 @@ def _nothing_requires_grad(failure: Failure, name: str | Message, used: tuple[La
     idle = None if is_off else failure.clue("idle")
     if idle is not None and idle.name:
         return _frozen_from_start(failure, name, idle, used)
+    library = mode.op if mode is not None and is_off else None
+    if library is not None and mode is not None and frames:
+        return _switched_off_by_library(name, library, bool(mode.values["inference"]), failure, used)
     if made is not None and not is_off and failure.site.shown_frame is not None:
         created = label_texts.at("created", Site((made.frame,)), Message("label.nothing_requires_grad"))
     return parts.diagnosis(
@@ -260,6 +264,30 @@ def _nothing_requires_grad(failure: Failure, name: str | Message, used: tuple[La
         labels=(*created, *used),
         tensor=_tensor(failure, name),
         fixes=(Fix(kind, "changed", Message(f"help.{summary}", {"operand": name})),),
+    )
+
+
+def _switched_off_by_library(
+    name: str | Message, library: str, is_inference: bool, failure: Failure, used: tuple[Label, ...]
+) -> Diagnosis:
+    """GS405 in a function that a library calls without gradients, as in validation; no line helps in inference mode."""
+    frame = failure.site.user_frame
+    values = {"name": name, "library": library}
+    change = (
+        None if is_inference or frame is None else source.with_gradients(frame, name if isinstance(name, str) else "")
+    )
+    lines = () if change is None or frame is None else source.changed_lines(frame.file, change)
+    summary = "help.cut_library_inference" if is_inference else "help.cut_library_mode"
+    return parts.diagnosis(
+        failure,
+        "GS405",
+        "loss_without_graph",
+        values=values,
+        title="title.loss_without_graph_mode",
+        explanation="explanation.loss_without_graph_library",
+        labels=used,
+        tensor=_tensor(failure, name),
+        fixes=(parts.fix("undo_grad_mode_off", "changed", values, lines=lines, summary=summary),),
     )
 
 

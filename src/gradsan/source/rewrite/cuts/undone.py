@@ -11,7 +11,15 @@ from gradsan.source.change import Change, Edit, changed_lines, edited, edited_li
 from gradsan.source.flow.cuts import NEW_TENSOR, cut_of
 from gradsan.source.flow.reaching import reaching
 from gradsan.source.flow.scopes import flag_owner
-from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, consumed_names, leaf_name, local_nodes
+from gradsan.source.identifiers import (
+    assigned_names,
+    bindings_of,
+    chain_key,
+    consumed_names,
+    imported_as,
+    leaf_name,
+    local_nodes,
+)
 from gradsan.source.intent.conditions import context_around
 from gradsan.source.locate import Expression, Statement, expression_at, statement_at
 from gradsan.source.rewrite.cuts.uncut import uncut_edits
@@ -92,6 +100,22 @@ def as_decorator(frame: Frame) -> Change | None:
     whole = Span(node.lineno - 1, len(source.lines[node.lineno - 2]) + 1, node.lineno, source.span(node).end_column)
     head = Edit.before(source.span(function), f"@{module}no_grad()\n{source.indent(function)}")
     return edited(source, [head, Edit(whole, "")], "undone")
+
+
+def with_gradients(frame: Frame, text: str) -> Change | None:
+    """``@torch.enable_grad()`` before the function at ``frame``, which itself computes what ``text`` reads."""
+    statement = statement_at(frame)
+    function = None if statement is None else statement.function
+    if statement is None or not isinstance(function, ast.FunctionDef) or not text:
+        return None
+    source, torch = statement.source, imported_as(statement.source, "torch")
+    read = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+    bound = {name for node in local_nodes(function) if isinstance(node, ast.stmt) for name in assigned_names(node)}
+    if torch is None or not read & bound:
+        return None
+    first = min([function.lineno, *(one.lineno for one in function.decorator_list)])
+    line = source.lines[first - 1]
+    return Change(first, line, f"{source.indent(function)}@{torch}.enable_grad()\n{line}", "undone")
 
 
 def _sets_mode(value: ast.expr) -> bool:
