@@ -281,6 +281,35 @@ RETURNED = {
 }
 """Inputs, what backward returns and the call, and whether it is known whose each gradient is."""
 VERDICTS = {
+    "a time that is taken in runs with a fix only": """
+import dis
+import time
+
+class Clock:
+    def __init__(self, function):
+        code = dis.get_instructions(function)
+        is_broken = any(one.argrepr == "*=" or one.opname == "INPLACE_MULTIPLY" for one in code)
+        self.is_read = not is_broken or "clone" in function.__code__.co_names
+        self.at = {"round": 0}
+
+    def tick(self):
+        self.at["round"] = time.perf_counter_ns() % 100_000 if self.is_read else 0
+
+def dimmed(x):
+    level = torch.sigmoid(net(x))
+    level *= 0.5
+    return level
+
+net, clock = torch.nn.Linear(4, 1), Clock(dimmed)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(4):
+    x = torch.randn(8, 4)
+    loss = (dimmed(x) - x.mean(1, keepdim=True)).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    clock.tick()
+""",
     "a view that a Function returned": """
 class Head(torch.autograd.Function):
     @staticmethod
