@@ -135,7 +135,9 @@ def _bypass(kind: type, chain: tuple[str, ...]) -> Bypass | None:
             continue
         for code in _with_inner(function.__code__):
             for read in _reads(code, chain):
-                if _is_plain(read) or _is_write(read):
+                # ``.data.mul_(…)`` and ``.data = …`` write memory without the graph.
+                is_write = any(name.endswith("_") and not name.endswith("__") for name in read.after)
+                if _is_plain(read) or read.is_stored or is_write:
                     return None
                 if found is None and function.__code__ in reached and _is_past_graph(read.after[0]):
                     found = Bypass(_expression(f"self.{'.'.join(chain)}", read), RawStack((code,), (read.offset,)))
@@ -155,11 +157,6 @@ def _is_past_graph(name: str) -> bool:
 def _is_plain(read: _Read) -> bool:
     """Whether the parameter is read with its graph."""
     return not read.is_stored and (not read.after or not (_is_past_graph(read.after[0]) or read.after[0] in _NO_READ))
-
-
-def _is_write(read: _Read) -> bool:
-    """Whether the memory is written without the graph: ``.data.mul_(…)``, ``.data = …``."""
-    return read.is_stored or any(name.endswith("_") and not name.endswith("__") for name in read.after)
 
 
 def _reads(code: CodeType, chain: tuple[str, ...]) -> Iterator[_Read]:

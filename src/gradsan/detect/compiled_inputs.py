@@ -89,14 +89,16 @@ class CompiledInputs(Detector):
         info = conflicts.tensor_info(one.tensor, was_leaf=one.tensor.is_leaf)
         logged = ledger.writes_since(self._core, self._steps, info.storage, one.made.clock, -1)
         writes = tuple(
-            write for write in logged if _counts(write) and overlap(info.region, write.region or info.region)
+            one
+            for one in logged
+            if one.kind != "metadata" and one.version is not None and overlap(info.region, one.region or info.region)
         )
         if not writes or not _reads(one):
             return
         conflict = self._conflict(backward, one, info, writes, frame)
         if conflict is not None:
             key = (BYPASS, one.made.stack, one.slot, writes[0].op, str(writes[0].site.user_frame))
-            self._findings.add(key, functools.partial(_given, conflict))
+            self._findings.add(key, functools.partial(lambda found: found, conflict))
 
     def _conflict(
         self, backward: BackwardRecord, one: _Kept, info: Any, writes: tuple[Write, ...], frame: FrameType
@@ -120,14 +122,6 @@ class CompiledInputs(Detector):
         found = compiled.as_uncompiled(conflict, one.node, one.slot, one.tensor, backward)
         # A value that is not known to be read may be irrelevant.
         return found if found.save.compiled in ("inside", "again") else None
-
-
-def _given(conflict: Conflict) -> Conflict:
-    return conflict
-
-
-def _counts(write: Write) -> bool:
-    return write.kind != "metadata" and write.version is not None
 
 
 def _reads(one: _Kept) -> bool:

@@ -280,7 +280,8 @@ class Exports(Detector):
                 guard(lambda: self._got(args[0], result))
 
         def after(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-            is_shared = bool(args) and not torch.is_tensor(args[0]) and _shares(args[0])
+            given = args[0] if args and not torch.is_tensor(args[0]) else None
+            is_shared = hasattr(given, "__array_interface__") or isinstance(given, (bytearray, memoryview))
             if is_shared or (args and name == "frombuffer"):
                 stack = core.stack(1)
                 if is_shared:
@@ -374,10 +375,6 @@ def _is_alone(array: weakref.ref[Any] | None) -> bool:
             return False
         held = held.base
     return True
-
-
-def _shares(source: Any) -> bool:
-    return hasattr(source, "__array_interface__") or isinstance(source, (bytearray, memoryview))
 
 
 def _bytes_then(snapshot: Any, tensor: torch.Tensor) -> Any:

@@ -84,7 +84,8 @@ class GrowingGraphs(Detector):
             if known is not None and len(order) > 1.3 * known[0]:
                 per_round = (size - known[1]) / (SECOND_LOOK - FIRST_LOOK)
                 kept = {number for number in numbers if number < borders[len(borders) // 2]}
-                grown.append((min(_numbers_of(members)), path, members, len(order), size, per_round, kept))
+                first = min(_torch.node_sequence(one.tensor.grad_fn) or 0 for one in members)
+                grown.append((first, path, members, len(order), size, per_round, kept))
         if grown:
             self._report_grown(entry, rounds, sorted(grown, key=lambda one: one[:2]), borders[len(borders) // 2])
 
@@ -129,11 +130,6 @@ def _is_spent(backward: BackwardRecord, ran: set[Any], members: list[Found], bor
     if any(reaches_back(root, border) for root in backward.roots):
         return True
     return not backward.retain_graph and any(one.tensor.grad_fn in ran for one in members)
-
-
-def _numbers_of(members: list[Found]) -> list[int]:
-    """The sequence numbers of the Nodes that made the tensors."""
-    return [_torch.node_sequence(one.tensor.grad_fn) or 0 for one in members]
 
 
 def _groups(frame: FrameType) -> dict[str, list[Found]]:

@@ -63,7 +63,8 @@ def sum_of(node: Node | None, maker_of: Callable[[Any], Any]) -> GrowingSum | No
     younger, rounds = _between(node, links[1]), _between(node, links[2])
     if younger is None or rounds is None or [child for one in younger for child in _children(one)].count(links[1]) != 1:
         return None
-    taken_in = next((one for one in younger if one is not node and not _is_on_path(node, one, edges)), None)
+    path = [_follow(node, edges[:length]) for length in range(len(edges))]
+    taken_in = next((one for one in younger if not any(one is passed for passed in path)), None)
     if taken_in is None:
         return None
     oldest = _torch.node_sequence(links[-1]) or 0
@@ -99,10 +100,6 @@ def _follow(node: Node | None, edges: tuple[int, ...]) -> Any:
         children = [] if node is None else _children(node)
         node = children[at] if at < len(children) else None
     return node
-
-
-def _is_on_path(node: Node, other: Any, edges: tuple[int, ...]) -> bool:
-    return any(_follow(node, edges[:length]) is other for length in range(1, len(edges)))
 
 
 def _between(node: Node, older: Any) -> list[Any] | None:

@@ -16,7 +16,6 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gradsan import _torch, source
@@ -77,7 +76,7 @@ class UnusedGraphs(Detector):
         before = self._members if moment == self._looked else {}
         border, self._end = self._end if moment == self._looked else 0, end
         self._looked, self._members = moment, {}
-        found = _with_graph(sys._getframe(1))
+        found = list(naming.find(sys._getframe(1), naming.has_graph))
         for path, members in _containers(found).items():
             self._members[path] = len(members)
             known = before.get(path, 0)
@@ -185,11 +184,6 @@ class UnusedGraphs(Detector):
     def _maker(self, number: int | None, thread: int) -> Any:
         made = call_that_made(self._core, number, thread)
         return None if made is None else made.stack
-
-
-def _with_graph(frame: FrameType) -> list[Found]:
-    """Return the live tensors with a graph."""
-    return list(naming.find(frame, naming.has_graph))
 
 
 def _containers(found: list[Found]) -> dict[str, list[Found]]:

@@ -118,8 +118,8 @@ class ChangedAgain(Finder):
                 groups.setdefault(part.stacks, []).append(part)
         for stacks, parts in groups.items():
             memory = {part.last.storage for part in parts}
-            is_new = stacks not in self._described and self._told.isdisjoint(memory)
-            if is_new and not self._is_of_step(parts[0].last.clock):
+            is_new, clock = stacks not in self._described and self._told.isdisjoint(memory), parts[0].last.clock
+            if is_new and not any(one.clock < clock <= (one.end or clock) for one in self._steps.steps):
                 self._judge(used, stacks, parts)
                 self._told |= memory if stacks in self._described else set()
 
@@ -168,9 +168,6 @@ class ChangedAgain(Finder):
             self._noise[raw.stack] = is_own and (is_sum or _is_noise(raw.stack, is_put=True))
             self._noise[raw.stack] |= is_sum and _is_noise(raw.stack)
         return self._noise.get(raw.stack, False)
-
-    def _is_of_step(self, clock: int) -> bool:
-        return any(one.clock < clock <= (clock if one.end is None else one.end) for one in self._steps.steps)
 
     def _stack_of_place(self, stack: RawStack) -> Any:
         """The first stack of the same places: CPython specialises instructions, which changes a call's offset."""

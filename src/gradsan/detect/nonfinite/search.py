@@ -121,7 +121,8 @@ class NonFiniteSearch:
             # Nearly every backward begins here: no mode or class of the program's would notice these calls.
             self._begin(clock, stack, outputs, ())
         elif all(_torch.has_values(one) for one in outputs if _torch.is_tensor(one)):
-            self._quietly(lambda: self._begin(clock, stack, outputs, [one for one in outputs if _is_bad(one)]))
+            given = [one for one in outputs if _torch.is_tensor(one)]
+            self._quietly(lambda: self._begin(clock, stack, outputs, list(filter(_torch.is_nonfinite, given))))
 
     def after_backward(self, entry: RawBackward) -> None:
         """Collect the gradients that a backward has left in ``.grad``; as ``listeners.AfterBackward``."""
@@ -394,10 +395,6 @@ def _shown(facts: Searched | None) -> dict[str, Any]:
 def _have_optimizer(leaves: list[torch.Tensor]) -> bool:
     owned = set(map(id, _torch.parameters_of(*optimizers_alive())))
     return any(id(leaf) in owned for leaf in leaves)
-
-
-def _is_bad(output: torch.Tensor) -> bool:
-    return _torch.is_tensor(output) and _torch.is_nonfinite(output)
 
 
 def _has_bad_gradient(leaf: torch.Tensor) -> bool:

@@ -87,12 +87,8 @@ def _operand(argument: str, tensor: torch.Tensor, index: tuple[int, ...], shape:
         at=None if where is None else _shown(_torch.number(values[where])),
         low=float(finite.min()) if is_ordered else None,
         high=float(finite.max()) if is_ordered else None,
-        kind="nan" if _has_nan(values) else "inf" if _torch.is_nonfinite(values) else None,
+        kind=None if not _torch.is_nonfinite(values) else "nan" if bool(torch.isnan(values).any()) else "inf",
     )
-
-
-def _has_nan(values: Any) -> bool:
-    return _torch.is_nonfinite(values) and bool(torch.isnan(values).any())
 
 
 def _broadcast_index(shape: tuple[int, ...], index: tuple[int, ...], result: tuple[int, ...]) -> tuple[int, ...] | None:

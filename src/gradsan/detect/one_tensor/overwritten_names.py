@@ -29,7 +29,8 @@ def fills(core: Log, since: int, kept: torch.Tensor, other: torch.Tensor) -> Raw
     write = next((one for one in reversed(logged_writes(core, since)) if one.storage == storage), None)
     if write is None or write.op not in _FILLS or write.kind in QUIET_KINDS or not is_of_program(write.stack):
         return None
-    region, written = _region(kept), as_write(write).region
+    where = int(kept.storage_offset()), tuple(kept.shape), tuple(kept.stride()), kept.element_size()
+    region, written = Region(*where), as_write(write).region
     with _torch.hushed():
         is_filled = written is not None and covers(written, region) and torch.equal(kept, other.detach())
     return write if is_filled else None
@@ -62,7 +63,3 @@ def _bound_before(read: Frame, written: Frame, name: str) -> Frame | None:
     own = [one for one in places if source.in_same_function(one, read)]
     is_ordered = len(own) == 1 and own[0].line < written.line < read.line
     return own[0] if is_ordered and source.in_same_loops(own[0], written, read) else None
-
-
-def _region(tensor: torch.Tensor) -> Region:
-    return Region(int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride()), tensor.element_size())
