@@ -40,6 +40,11 @@ def forget_collected(used: Site, updated: Site | None, held: tuple[Held, ...]) -
     return None
 
 
+def detached(change: source.Change, names: Sequence[str], file: str) -> Fix:
+    """The fix that detaches the state ``names`` by the changed line."""
+    return Fix.worded("help.detach_carried_state", {"bridge": ", ".join(names)}, source.changed_lines(file, change))
+
+
 def detach_collected(held: tuple[Held, ...], *, of_any_length: bool = False) -> Fix | None:
     """Append computed values without their graph to a list that outlives the rounds.
 
@@ -50,8 +55,7 @@ def detach_collected(held: tuple[Held, ...], *, of_any_length: bool = False) -> 
         paths = [one.path for one in old if one.file == file]
         found = source.detach_collected(file, paths, of_any_length=of_any_length)
         if found is not None:
-            values = {"bridge": ", ".join(found[1])}
-            return Fix.worded("help.detach_carried_state", values, source.changed_lines(file, found[0]))
+            return detached(*found, file)
     return None
 
 
@@ -82,11 +86,17 @@ def detach_held(
             continue
         at = _update_beside(frame, updated)
         found = source.detach_held([frame] if at is None else [frame, at], mine)
-        if found is None:
-            return None
-        change, names = found
-        values = {"bridge": ", ".join(names)}
-        return Fix.worded("help.detach_carried_state", values, source.changed_lines(frame.file, change))
+        return None if found is None else detached(*found, frame.file)
+    return None
+
+
+def detach_by_own(used: Site, updated: Site | None, held: tuple[Held, ...]) -> Fix | None:
+    """Call, after the round, the methods by which the objects that carry the values of earlier rounds detach them."""
+    for frame in reversed(used.user_frames):
+        at = _update_beside(frame, updated)
+        found = source.detach_by_own([frame] if at is None else [frame, at], [x for x in held if _belongs(x, frame)])
+        if found is not None:
+            return detached(*found, frame.file)
     return None
 
 
@@ -137,16 +147,8 @@ def _update_beside(frame: Frame, updated: Site | None) -> Frame | None:
     return next((one for one in frames if source.in_same_function(one, frame)), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Border:
-    """The changed lines that detach a loss from the other network, the detached names, and their frames."""
-
-    lines: Lines
-    names: tuple[str, ...]
-
-
-def border(bridges: Sequence[Bridge]) -> Border | None:
-    """The change that detaches all ``bridges``; None where the source is ambiguous for one of them."""
+def _border(bridges: Sequence[Bridge]) -> tuple[Lines, tuple[str, ...]]:
+    """The changed lines that detach all ``bridges``, and the names; no lines where one is ambiguous in the source."""
     lines: dict[tuple[str, int], str] = {}
     names: list[str] = []
     taking: dict[tuple[str, int], tuple[list[Frame], list[str]]] = {}
@@ -155,7 +157,7 @@ def border(bridges: Sequence[Bridge]) -> Border | None:
         found = _cut(bridge)
         statement = None if found is None else source.statement_at(found[1])
         if found is None or statement is None:
-            return None
+            return (), ()
         name, frame, change = found
         key = (frame.file, statement.span.line)
         frames, read = taking.setdefault(key, ([], []))
@@ -168,10 +170,8 @@ def border(bridges: Sequence[Bridge]) -> Border | None:
     for (wanted, _), change in changes.items():
         for file, line, text in source.changed_lines(wanted, change):
             if lines.setdefault((file, line), text) != text:
-                return None
-    if not lines:
-        return None
-    return Border(tuple((file, line, text) for (file, line), text in lines.items()), tuple(dict.fromkeys(names)))
+                return (), ()
+    return tuple((file, line, text) for (file, line), text in lines.items()), tuple(dict.fromkeys(names))
 
 
 def detach_other_network(bridges: Sequence[Bridge], retained_at: Site | None) -> tuple[Fix, ...]:
@@ -179,17 +179,18 @@ def detach_other_network(bridges: Sequence[Bridge], retained_at: Site | None) ->
 
     None where nothing is borrowed, or the source does not show how to detach all of it.
     """
-    if (found := border(bridges)) is None:
+    lines, names = _border(bridges)
+    if not lines:
         return ()
     kept = None if retained_at is None else retained_at.shown_frame
     dropped = source.changed_at(kept, lambda at: source.drop_keyword(at, "retain_graph"))
-    taken = {(file, line) for file, line, _ in found.lines}
-    values = {"name": ", ".join(found.names), "cut": ", ".join(f"{name}.detach()" for name in found.names)}
-    alone = Fix.worded("help.detach_other_network", values, found.lines)
+    taken = {(file, line) for file, line, _ in lines}
+    values = {"name": ", ".join(names), "cut": ", ".join(f"{name}.detach()" for name in names)}
+    alone = Fix.worded("help.detach_other_network", values, lines)
     fixes: list[Fix] = []
     if dropped and not any((file, line) in taken for file, line, _ in dropped):
         both = Message("help.detach_other_network_and_retain", values)
-        fixes.append(replace(alone, summary=both, lines=(*found.lines, *dropped)))
+        fixes.append(replace(alone, summary=both, lines=(*lines, *dropped)))
     return (*fixes, alone)
 
 

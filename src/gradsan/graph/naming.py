@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import numbers
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any
 
 import torch
@@ -109,6 +109,10 @@ def held_graphs(nodes: Sequence[Node], frame: FrameType | None, moment: int) -> 
     """
     found = list(search(frame, lambda t: t.requires_grad and not t.is_leaf and t.grad_fn is not None))
     leading = walk.lead_to(walk.roots_of(one.tensor for one in found), *nodes)
+    ways: dict[tuple[int, ...], Found] = {}
+    for one in found:  # an attribute of one object, by the first of the ways of its function that lead to it
+        holder = one.around[-1][1] if one.container == "object" else one
+        ways.setdefault((id(one.tensor), id(holder), hash(one.scope)), one)
     held = (
         Held(
             one.path,
@@ -120,7 +124,7 @@ def held_graphs(nodes: Sequence[Node], frame: FrameType | None, moment: int) -> 
             _was_rewritten(one.tensor),
             tuple(_layer(path, value) for path, value in one.around),
         )
-        for one in found
+        for one in ways.values()
         if one.tensor.grad_fn in leading
     )
     return tuple(dict.fromkeys(held))[:_MOST_HELD]
@@ -159,7 +163,9 @@ def _layer(path: str, value: Any) -> Layer:
     kind = kind_of(value)
     items = () if kind == "object" else value.values() if isinstance(value, dict) else value
     is_frozen = bool(getattr(getattr(type(value), "__dataclass_params__", None), "frozen", False))
-    return Layer(path, kind, tuple(sorted({_kind_of_item(item) for item in list(items)})), is_frozen)
+    methods = [one for one in vars(type(value)).values() if isinstance(one, FunctionType)] if kind == "object" else []
+    made_by = (methods[0].__code__.co_filename, type(value).__name__) if methods else None
+    return Layer(path, kind, tuple(sorted({_kind_of_item(item) for item in list(items)})), is_frozen, made_by)
 
 
 def _kind_of_item(item: Any) -> str:

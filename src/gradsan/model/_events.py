@@ -97,13 +97,14 @@ class Layer:
     """A container or object that holds a tensor: ``path``, its expression; ``kind``, as in :class:`Held`.
 
     ``items`` are the kinds of its items, each once: ``tensor``, ``none``, ``other`` or kinds of containers; empty for
-    an object. ``is_frozen``: a dataclass whose fields cannot be assigned.
+    an object. ``is_frozen``: a dataclass whose fields cannot be assigned. ``made_by`` is an object's class: file, name.
     """
 
     path: str
     kind: str
     items: tuple[str, ...] = ()
     is_frozen: bool = False
+    made_by: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,7 +166,9 @@ _NAMES = {
         "require_grad_of switch_on_before"
     ),
     "rewrite.cuts.undone": "flag_before_use graph_restored undone undone_numbers with_gradients",
-    "rewrite.cuts.uncut": "Uncut cut_at_use detach_compared detach_given detach_held read_with_graph term_uncut",
+    "rewrite.cuts.uncut": (
+        "Uncut cut_at_use detach_by_own detach_compared detach_given detach_held read_with_graph term_uncut"
+    ),
     "rewrite.cuts.unrecorded": "recorded_by_name",
     "rewrite.unused": "kept_without_gradient",
     "rewrite.updates": "is_put_back stands_before_its_backward steps_again under_no_grad updated_in_place",

@@ -12,7 +12,14 @@ from __future__ import annotations
 from gradsan import source
 from gradsan.diagnose import build, carriers, fixes
 from gradsan.diagnose import labels as label_texts
-from gradsan.diagnose.collected import BuiltOnce, anew_or_cut, detach_held, detach_other_network, forget_collected
+from gradsan.diagnose.collected import (
+    BuiltOnce,
+    anew_or_cut,
+    detach_by_own,
+    detach_held,
+    detach_other_network,
+    forget_collected,
+)
 from gradsan.diagnose.facts import Facts, examine, is_update, stack_of
 from gradsan.diagnose.names import shared_level
 from gradsan.model import Bridge, Diagnosis, Fix, Frame, Label, Message, Site, Write
@@ -217,6 +224,8 @@ def state_carried_over(facts: Facts) -> Diagnosis | None:
     cut = carriers.cut_term(cut, updated, carrier, bridge.made_near) if bridge.is_term else cut
     if parameter is not None:
         cut = carriers.written_with_graph(parameter, bridge.made_near, carrier)
+    own = detach_by_own(use.site, updated, bridge.held)
+    cut = cut if own is None else (own,)
     return build.diagnosis(
         facts,
         "GS111",

@@ -15,6 +15,7 @@ from gradsan.diagnose import carriers
 from gradsan.diagnose.collected import (
     BuiltOnce,
     anew_or_cut,
+    detach_by_own,
     detach_collected,
     detach_held,
     detach_other_network,
@@ -88,15 +89,17 @@ def _carried(case: Case) -> Diagnosis:
         changed = carriers.cut(case.needed.site, case.updated, case.carrier)
     lines = () if changed is None else source.changed_lines(changed[1].file, changed[0])
     values = {"bridge": case.name}
+    used, held = case.needed.site, held_of(case.failure)
+    own = None if used is None else detach_by_own(used, case.updated, held)
+    if own is not None:
+        return diagnosis_of(case, CARRIED, (own,), GROWS)
     if isinstance(parameter := case.bridge.values.get("parameter"), str):
         made = tuple(one.site for one in case.failure.clues_of("bridge_made") if one.site is not None)
         return diagnosis_of(case, CARRIED, carriers.written_with_graph(parameter, made, case.carrier), GROWS)
-    used = case.needed.site
-    forgotten = None if used is None else forget_collected(used, case.updated, held_of(case.failure))
+    forgotten = None if used is None else forget_collected(used, case.updated, held)
     if forgotten is not None:
         return diagnosis_of(case, CARRIED, (forgotten,), GROWS)
     cut = parts.fix("detach_carried_state", "changed", values, lines=lines)
-    held = held_of(case.failure)
     collected = None if lines else detach_collected(held)
     if collected is None and used is not None:
         name = case.carrier.names_in_round if lines and case.carrier is not None else ()

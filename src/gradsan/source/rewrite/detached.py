@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
-from gradsan.model import Frame, Held
+from gradsan.model import Frame, Held, Layer
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.flow.calls import yielding_loop
 from gradsan.source.flow.kept import value_detached
@@ -32,6 +32,7 @@ from gradsan.source.rewrite.renewing import fresh_name
 from gradsan.source.tree import SourceFile, header_nodes, indentation_of, read_source
 
 _DEEPEST = 6
+_CUTS = frozenset({"detach", "detach_"})
 _NOT_VALUES = METADATA | CUTTING | {"backward", "data", "grad"}
 
 
@@ -326,6 +327,31 @@ def detach_in_each(source: SourceFile, held: Sequence[Held]) -> tuple[str, str] 
     parts = [f"{name}.{one}" for one in attributes]
     cut = f"{', '.join(parts)} = {', '.join(f'{one}.detach()' for one in parts)}"
     return path, f"for {name} in {path}:\n{indentation_of(source)}{cut}"
+
+
+def detached_by_own(layer: Layer, attribute: str) -> str | None:
+    """The call by which the object ``layer`` detaches its ``attribute``; None for no such method, or several."""
+    source = None if layer.made_by is None else read_source(layer.made_by[0])
+    nodes = [] if source is None or layer.made_by is None else source.nodes
+    owners = [one for one in nodes if isinstance(one, ast.ClassDef) and layer.made_by and one.name == layer.made_by[1]]
+    methods = [one for owner in owners[-1:] for one in owner.body if isinstance(one, ast.FunctionDef)]
+    found = [one.name for one in methods if one.name != "forward" and _detaches(one, f"self.{attribute}")]
+    return f"{layer.path}.{found[0]}()" if len(found) == 1 else None
+
+
+def _detaches(method: ast.FunctionDef, name: str) -> bool:
+    """Whether a method that needs no argument only detaches: ``name`` among what it binds or changes in place."""
+    arguments = method.args
+    needed = len(arguments.posonlyargs + arguments.args) - len(arguments.defaults)
+    if needed != 1 or arguments.kwonlyargs or any(isinstance(one, ast.Return) for one in ast.walk(method)):
+        return False
+    for node in (one for one in ast.walk(method) if isinstance(one, ast.Assign | ast.Expr)):
+        calls = [one for one in ast.walk(node.value) if isinstance(one, ast.Call)]
+        cut = [one.func.value for one in calls if isinstance(one.func, ast.Attribute) and one.func.attr in _CUTS]
+        targets = assigned_names(node) if isinstance(node, ast.Assign) else map(chain_key, cut)
+        if cut and name in targets:
+            return True
+    return False
 
 
 def read_as_data(frame: Frame, name: str) -> tuple[str, Frame] | None:
