@@ -75,6 +75,11 @@ OUT_OF_PLACE = [
     ("x = x.clamp_(min=1.2)", "clamp_", "x = x.clamp(min=1.2)"),
     ("z = x.add_(1)\nw = x + z", "add_", "z = x = x.add(1)"),
     ("z = x.add_(1)", "add_", "z = x.add(1)"),
+    (
+        "def f(q):\n    if True:\n        z = q.mul_(2)  #!\n    else:\n        z = q\n    return z\nz = f(x + 1)",
+        "mul_",
+        "        z = q.mul(2)  #!",
+    ),
     ("z = torch.exp(x.relu_() + y)\nw = x + 1", "relu_", "x = x.relu()\nz = torch.exp(x + y)"),
     ("z = y.exp() * x.relu_()\nw = x + 1", "relu_", "z = y.exp() * (x := x.relu())"),
     ("d = {'k': x.clone()}\nz = d['k'].exp_() + y\nw = d['k']", "exp_", "d['k'] = d['k'].exp()\nz = d['k'] + y"),

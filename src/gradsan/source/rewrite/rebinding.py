@@ -171,6 +171,8 @@ def is_read_afterwards(source: SourceFile, target: ast.expr, operation: ast.expr
     inside = set(ast.walk(operation))
     loops = _loops_around(source, operation)
     around = {node for loop in loops for node in ast.walk(loop)}
+    other = [one.orelse for one, field in source.ancestors(operation) if isinstance(one, ast.If) and field == "body"]
+    inside |= {node for branch in other if not loops for one in branch for node in ast.walk(one)}
     end = source.span(operation)
     is_bound_here = isinstance(statement, ast.Assign) and any(chain_key(one) == target.id for one in statement.targets)
     if not is_bound_here and (is_repeated(source, target, operation) or _is_declared(source, target)):
