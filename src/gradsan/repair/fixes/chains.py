@@ -8,6 +8,7 @@ computed again, and no gradient reaches the parameters of another optimizer.
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -103,7 +104,9 @@ def backward_for_own(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     if text is None:
         return ()
     lines = blocks.lines_changed(source, {source.span(place.statement).line: text})
-    return (blocks.fix("backward_for_own", lines, optimizer=optimizer),)
+    found = blocks.fix("backward_for_own", lines, optimizer=optimizer)
+    # What both losses go through of the optimizer's own network is needed twice.
+    return (found, *_with_kept_graph(diagnosis, (found,)))
 
 
 def _optimizer_after(place: blocks.Placed, used: Label | None) -> str:
@@ -126,16 +129,22 @@ def steps_behind_kept_graph(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 
     Kept alone, the graph would lead to the values that those steps overwrite.
     """
-    freed, used = blocks.first(diagnosis, "freed"), blocks.first(diagnosis, "used")
+    used = blocks.first(diagnosis, "used")
     updated = [one for one in blocks.labels(diagnosis, "note") if one.message.key == "label.updated_between"]
-    if diagnosis.cause != blocks.SHARED or freed is None or used is None or not updated:
+    if diagnosis.cause != blocks.SHARED or used is None or not updated:
         return ()
-    kept = keep_graph_from(blocks.user_frames(freed))
-    taken = {(file, line) for file, line, _ in kept}
     stepped = replace(diagnosis, cause=blocks.STEP_BETWEEN, labels=(*_steps_until(updated[0], used), used), fixes=())
+    return _with_kept_graph(diagnosis, reorder_step(stepped))
+
+
+def _with_kept_graph(diagnosis: Diagnosis, fixes: Sequence[Fix]) -> tuple[Fix, ...]:
+    """The fixes, each with ``retain_graph=True`` in the earlier backward."""
+    freed = blocks.first(diagnosis, "freed")
+    kept = () if freed is None or diagnosis.cause != blocks.SHARED else keep_graph_from(blocks.user_frames(freed))
+    taken = {(file, line) for file, line, _ in kept}
     return tuple(
         replace(fix, summary=Message("fix.and_keep_graph", {"fix": fix.summary}), lines=(*kept, *fix.lines))
-        for fix in (reorder_step(stepped) if kept else ())
+        for fix in (fixes if kept else ())
         if not taken & {(file, line) for file, line, _ in fix.lines}
     )
 
