@@ -49,8 +49,6 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     gradients.set_to_none,
     gradients.differentiate_base,
     copies.record_change,
-    copies.renew_data,
-    copies.anew_for_context,
     states.state_in_module,
     states.cut_where_bound,
     copies.list_and_stack,

@@ -143,17 +143,6 @@ def with_masks(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     return tuple(found)
 
 
-def anew_for_context(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """The write out of place, so that what an attribute of ``ctx`` holds stays as it is."""
-    name, written = diagnosis.tensor and diagnosis.tensor.name, blocks.labels(diagnosis, "written")
-    if diagnosis.cause != "context_attribute" or len(written) != 1 or not name:
-        return ()
-    lines = changed_lines(written[0].frame.file, out_of_place(written[0].frame, written[0].op or ""))
-    return (
-        (Fix("out_of_place", "preserved", Message("help.out_of_place", {"name": name}), lines=lines),) if lines else ()
-    )
-
-
 _COPY = re.compile(r"^ *([\w.]+) = \1\.clone\(\)\n", re.MULTILINE)
 
 
@@ -191,18 +180,6 @@ def record_change(diagnosis: Diagnosis) -> tuple[Fix, ...]:
             changed = changed_lines(written[0].frame.file, change)
             found.append(replace(copy, lines=changed, applicability="review"))
     return tuple(found)
-
-
-def renew_data(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """``p.data = p.data * s`` instead of ``p.data *= s``: what autograd saved keeps its memory, ``p`` gets another."""
-    advised, written = blocks.advice(diagnosis, "out_of_place"), blocks.labels(diagnosis, "written")
-    if diagnosis.cause != "data_attribute" or advised is None or advised.meaning != "preserved":
-        return ()
-    lines = [
-        changed_lines(one.frame.file, recorded(one.frame, one.op or "", as_data=True))
-        for one in {(one.frame.file, one.frame.line): one for one in written}.values()
-    ]
-    return (replace(advised, lines=sum(lines, ())),) if lines and all(lines) else ()
 
 
 def _whole_block(written: Sequence[Label]) -> tuple[tuple[str, int, str], ...]:

@@ -168,11 +168,10 @@ def argument_out_of_place(frame: Frame, op: str) -> Change | None:
     return edited(source, [Edit(source.span(found[0].statement), text)], _KIND)
 
 
-def recorded(frame: Frame, op: str, *, as_data: bool = False) -> Change | None:
+def recorded(frame: Frame, op: str) -> Change | None:
     """The line of ``frame`` that wrote through ``.data`` or ``detach()``, computing a new tensor that autograd records.
 
     ``x.data *= y`` and ``x.detach().mul_(y)`` become ``x = x * y`` and ``x = x.mul(y)``. None as for ``out_of_place``.
-    ``as_data``: ``x.data = x.data * y``, new memory of the same tensor, unrecorded as before.
     """
     found = target_at(frame, op)
     if found is None:
@@ -180,7 +179,7 @@ def recorded(frame: Frame, op: str, *, as_data: bool = False) -> Change | None:
     source, node = found[0].source, found[0].node
     written = node.target if isinstance(node, ast.AugAssign) else _called_on(node)
     name = None if written is None else past_the_graph(written)
-    if name is None or not (isinstance(written, ast.Attribute) if as_data else can_rebind(source, name)):
+    if name is None or not can_rebind(source, name):
         return None
     value: str | None = None
     if isinstance(node, ast.AugAssign):
@@ -190,9 +189,9 @@ def recorded(frame: Frame, op: str, *, as_data: bool = False) -> Change | None:
         value = _out_of_place_call(source, node)
     if not value:
         return None
-    new = source.text(written if as_data and written is not None else name)
+    new = source.text(name)
     change = [Edit(source.span(found[0].statement), f"{new} = {new}{value}")]
-    return edited(source, change, _KIND, () if as_data else notes_on_rebinding(source, name))
+    return edited(source, change, _KIND, notes_on_rebinding(source, name))
 
 
 def _out_of_place_call(source: SourceFile, call: ast.Call) -> str | None:
