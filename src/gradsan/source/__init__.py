@@ -82,8 +82,9 @@ _NAMES = {
     "flow.reaching": "is_of_copy runs_more_often",
     "flow.reuse": "SecondName argument_read_later copy_second_name copy_where_bound is_made_in_round second_name",
     "flow.results": (
-        "cached_function collected_result computed_defaults dropped_update earlier_result is_in_loop is_running_state "
-        "line_adding lines_reading names_unpacked one_many_times parameter_names read_behind times_in_list"
+        "cached_function collected_result computed_defaults dropped_update earlier_result element_named is_in_loop "
+        "is_running_state line_adding lines_reading names_unpacked one_many_times parameter_names read_behind "
+        "times_in_list"
     ),
     "flow.rounds": (
         "bound_each_round clears_between detach_after detach_after_round "

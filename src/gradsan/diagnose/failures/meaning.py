@@ -274,6 +274,8 @@ def _constant_joined(
         return None
     is_written = computed.values.get("how") == "written"
     name = _written_name(computed) if is_written else computed.name or _made_number(computed)
+    if role == "asked" and computed.shown_frame is not None:
+        name = name or source.element_named(computed.shown_frame)
     name = name or parts.assigned_at(computed)
     values = {"name": name or Message(f"label.the_{noun}"), "op": computed.op or ""}
     lines = lines or _with_graph(computed, added.user_frame, is_written)

@@ -259,6 +259,21 @@ def _taken(node: ast.stmt) -> tuple[str, str | None]:
     return "", None
 
 
+def element_named(frame: Frame) -> str | None:
+    """``force`` of ``force = -grads[0]`` after the statement at ``frame`` that binds ``grads``, a tuple of a call."""
+    statement = statement_at(frame)
+    node = None if statement is None else statement.node
+    if statement is None or statement.scope is None or not isinstance(node, ast.Assign):
+        return None
+    whole = chain_key(node.targets[0]) if isinstance(node.value, ast.Call) else None
+    for one in statements_of(statement.scope):
+        value = one.value if isinstance(one, ast.Assign) and one.lineno > node.lineno else None
+        value = value.operand if isinstance(value, ast.UnaryOp) else value
+        if whole is not None and isinstance(value, ast.Subscript) and chain_key(value.value) == whole:
+            return next(iter(assigned_names(one)), None)
+    return None
+
+
 def cached_function(frame: Frame) -> str | None:
     """The name of the function around ``frame``, where a decorator of the standard library keeps its results."""
     statement = statement_at(frame)
