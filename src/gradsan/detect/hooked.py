@@ -124,7 +124,8 @@ class HookedValues:
             NotOnTheSideError: if only that hook has it.
         """
         if save.kept is None:
-            raise NotOnTheSideError(_name_of(save.unpack))
+            name = getattr(save.unpack, "__qualname__", type(save.unpack).__qualname__)
+            raise NotOnTheSideError(str(name).rpartition(".")[2])
         return self._deep.given_aside(save.kept)
 
     def note_recomputed(self, save: HookedSave, tensor: torch.Tensor) -> None:
@@ -392,7 +393,3 @@ def _touching(region: Region, writes: Any) -> tuple[Write, ...]:
 
 def _outside(clock: int, site: Site, op: str, kind: Any) -> Write:
     return Write(clock=clock, site=site, op=op, kind=kind, version=None, region=None)
-
-
-def _name_of(hook: Any) -> str:
-    return str(getattr(hook, "__qualname__", type(hook).__qualname__)).rpartition(".")[2]

@@ -384,7 +384,7 @@ def compare_values(patches: Patches, wanted: Callable[[torch.Tensor], bool], tal
     """Make checkpoint compare values that are ``wanted``, until ``patches`` is undone; ``tally`` counts them."""
     checks = _torch.determinism_checks()
     for name, extract in list(checks.items()):
-        if not isinstance(_sample(extract), dict):
+        if not isinstance(extract(torch.empty(0)), dict):
             continue
 
         def watched(tensor: torch.Tensor, extract: Any = extract) -> Any:
@@ -397,7 +397,3 @@ def compare_values(patches: Patches, wanted: Callable[[torch.Tensor], bool], tal
 
         checks[name] = watched
         patches.on_undo(lambda name=name, extract=extract: checks.__setitem__(name, extract))  # type: ignore[misc]
-
-
-def _sample(extract: Any) -> Any:
-    return extract(torch.empty(0))

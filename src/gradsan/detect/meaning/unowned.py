@@ -145,9 +145,8 @@ class Unowned(Finder):
         known = self._live_candidates() if strangers else ()
         fresh = [one for one in strangers if id(one) not in known and not self._was_met(one)]
         if not any(id(one) in trained for one in leaves):
-            fresh = (
-                [one for one in fresh if self._making.late(one) is not None] if any(map(_is_frozen, stepped)) else []
-            )
+            has_frozen = any(not any(one.requires_grad for one in _torch.parameters_of(each)) for each in stepped)
+            fresh = [one for one in fresh if has_frozen and self._making.late(one) is not None]
         if fresh:
             self._meet(entry, order, fresh, owned)
         elif strangers and self._instead is None and owned.isdisjoint(map(id, leaves)):
@@ -319,10 +318,6 @@ class Unowned(Finder):
             optimizer, where = stepped[-1]
             clues.append(Clue("holder", symbolise(where.stack), name=type(optimizer).__name__))
         self._report_at(ROW, same[0].line, *clues)
-
-
-def _is_frozen(optimizer: Optimizer) -> bool:
-    return not any(one.requires_grad for one in _torch.parameters_of(optimizer))
 
 
 def _last_before(order: list[Node], first: Node, moment: int) -> Node | None:

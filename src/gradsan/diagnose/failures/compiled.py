@@ -46,7 +46,8 @@ def compiled_overwritten(failure: Failure) -> Diagnosis | None:
     save = failure.clue("saved")
     need = None if save is None or save.op is None else need_of(save.op, str(save.values["slot"]).partition("[")[0])
     name = _name(failure)
-    values = {"name": name or Message("label.unnamed"), "op": parts.op_of(save), **_targets(need)}
+    target = {} if need is None else {"target": ", ".join(need.shown)}
+    values = {"name": name or Message("label.unnamed"), "op": parts.op_of(save), **target}
     writes = failure.clues_of("written")
     found = parts.diagnosis(
         failure,
@@ -80,10 +81,6 @@ def _name(failure: Failure) -> str | None:
     if not targets or (bound is not None and bound[0] in targets):
         return None if bound is None else bound[0]
     return targets[0]
-
-
-def _targets(need: Need | None) -> Mapping[str, object]:
-    return {} if need is None else {"target": ", ".join(need.shown)}
 
 
 def _saved(save: Clue | None, need: Need | None, values: Mapping[str, object]) -> tuple[Label, ...]:

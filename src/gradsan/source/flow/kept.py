@@ -188,7 +188,8 @@ def are_updated_alike(bound_at: Frame, used_at: Frame, updated: Sequence[Frame])
     """Whether that update is the same in every round of the loop: ``opt.step()``, not that of ``for opt in opts``."""
     for loop, update in _updates_in_rounds(bound_at, used_at, updated):
         inside = [node for node in ast.walk(loop) if isinstance(node, ast.stmt)]
-        if not {one.name for node in inside for one in bindings_of(node)} & {*_roots(update)}:
+        roots = {node.id for node in header_nodes(update.node) if isinstance(node, ast.Name)}
+        if roots.isdisjoint(one.name for node in inside for one in bindings_of(node)):
             return True
     return False
 
@@ -202,10 +203,6 @@ def _updates_in_rounds(
     updates = [one for frame in updated if (one := statement_at(frame)) is not None]
     for loop in (loop for loop in used.loops if loop not in bound.loops):
         yield from ((loop, one) for one in updates if loop in one.loops)
-
-
-def _roots(statement: Statement) -> set[str]:
-    return {node.id for node in header_nodes(statement.node) if isinstance(node, ast.Name)}
 
 
 _LOSSES = frozenset(

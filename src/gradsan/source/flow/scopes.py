@@ -66,12 +66,9 @@ def is_in_function_forward(frame: Frame) -> bool:
     owner = statement.source.parents[function][0]
     if not isinstance(owner, ast.ClassDef):
         return False
-    methods = {one.name: one for one in owner.body if isinstance(one, ast.FunctionDef) and _is_static(one)}
+    own = [one for one in owner.body if isinstance(one, ast.FunctionDef)]
+    methods = {one.name: one for one in own if "staticmethod" in map(leaf_name, one.decorator_list)}
     return methods.get("forward") is function and "backward" in methods
-
-
-def _is_static(function: ast.FunctionDef) -> bool:
-    return any(leaf_name(one) == "staticmethod" for one in function.decorator_list)
 
 
 def definitions_of(scope: Scope, key: str) -> Iterator[tuple[ast.stmt, ast.expr]]:

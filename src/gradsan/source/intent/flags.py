@@ -124,7 +124,7 @@ def sets_own_flag(file: str) -> bool:
 
 def _is_of_parameters(source: SourceFile, node: ast.AST) -> bool:
     around = (one for one, _ in source.ancestors(node) if isinstance(one, (ast.For, ast.AsyncFor, *_COMPREHENSIONS)))
-    return any("parameters(" in ast.unparse(_iterated(one)) for one in around)
+    return any("parameters(" in ast.unparse(getattr(one, "iter", one)) for one in around)
 
 
 _LOGS = frozenset({"print", "info", "debug", "warning", "log", "write", "append", "add_scalar", "set_postfix"})
@@ -140,10 +140,6 @@ def reads_scale(file: str) -> bool:
             if not (isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] in _LOGS):
                 return True
     return False
-
-
-def _iterated(node: ast.AST) -> ast.AST:
-    return node.iter if isinstance(node, ast.For | ast.AsyncFor) else node
 
 
 def told_to_require(frame: Frame, name: str) -> Frame | None:

@@ -232,7 +232,8 @@ def unreturned_gradient(file: str, line: int, name: str, position: int) -> int |
     """
     source = read_source(file)
     functions = (one for one in source.nodes if isinstance(one, ast.FunctionDef)) if source is not None else ()
-    hook = next((one for one in functions if one.name == name and line in _first_lines(one)), None)
+    named = (one for one in functions if one.name == name)
+    hook = next((one for one in named if line in (one.lineno, *(at.lineno for at in one.decorator_list))), None)
     given = hook.args.args[position : position + 1] if hook is not None else []
     if hook is None or not given:
         return None
@@ -250,10 +251,6 @@ def unreturned_gradient(file: str, line: int, name: str, position: int) -> int |
         if len(bound) == len(targets) and not any(one.id in bound and one.lineno > last for one in reads):
             return node.lineno
     return None
-
-
-def _first_lines(function: ast.FunctionDef) -> set[int]:
-    return {function.lineno, *(one.lineno for one in function.decorator_list)}
 
 
 def _is_new_gradient(value: ast.expr, gradient: str) -> bool:

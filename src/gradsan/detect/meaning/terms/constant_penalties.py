@@ -181,7 +181,9 @@ class ConstantPenalties(RoundDetector):
             return
         own = [*read, *(one for one in given if self._origin(one) is not None)]
         shapes = {tuple(one.shape) for one in own} if op.strip("_") in _BY_ELEMENT else set()
-        if all(_is_constant(one) or tuple(one.shape) in shapes or any(one is other for other in own) for one in given):
+        # One number that is no loss or other value of the data may be a factor.
+        others = [one for one in given if one.numel() != 1 or one.grad_fn is not None]
+        if all(tuple(one.shape) in shapes or any(one is other for other in own) for one in others):
             if origin is None:
                 weak = (self._parameters.get(_torch.storage_or_none(one)) for one in read)
                 origin = _Origin(self._core.stack(), tuple(one for one in weak if one is not None))
@@ -251,8 +253,3 @@ class ConstantPenalties(RoundDetector):
                 if is_given and any(id(one) in own for one in group["params"]):
                     return True
         return False
-
-
-def _is_constant(tensor: Any) -> bool:
-    """Whether a value may be a factor of a penalty: one number that is no loss or other value of the data."""
-    return tensor.numel() == 1 and tensor.grad_fn is None
