@@ -78,13 +78,14 @@ def _operand(argument: str, tensor: torch.Tensor, index: tuple[int, ...], shape:
     where = _broadcast_index(tuple(values.shape), index, shape)
     finite = values[torch.isfinite(values)] if _torch.can_be_nonfinite(values) else values
     is_ordered = finite.numel() > 0 and not finite.is_complex()
+    number = None if where is None else _torch.number(values[where])
     return Operand(
         argument,
         tuple(values.shape),
         str(values.dtype).removeprefix("torch."),
         str(tensor.device),
         index=where,
-        at=None if where is None else _shown(_torch.number(values[where])),
+        at=f"{number:.6g}" if isinstance(number, float) else None if number is None else str(number),
         low=float(finite.min()) if is_ordered else None,
         high=float(finite.max()) if is_ordered else None,
         kind=None if not _torch.is_nonfinite(values) else "nan" if bool(torch.isnan(values).any()) else "inf",
@@ -100,7 +101,3 @@ def _broadcast_index(shape: tuple[int, ...], index: tuple[int, ...], result: tup
         return None
     kept = index[len(result) - len(shape) :]
     return tuple(0 if size == 1 else at for (size, _), at in zip(pairs, kept, strict=True))
-
-
-def _shown(number: Any) -> str:
-    return f"{number:.6g}" if isinstance(number, float) else str(number)

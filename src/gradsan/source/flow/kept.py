@@ -157,13 +157,10 @@ def chooses_parameters(frame: Frame) -> bool:
             loops = [(node.iter, [one.test for one in ast.walk(node) if isinstance(one, ast.If)])]
         for over, tests in loops:
             calls = [leaf_name(one.func) for one in ast.walk(over) if isinstance(one, ast.Call)]
-            if any(name in _NAMING for name in calls) and any(not _asks_for_gradient(test) for test in tests):
+            read = [{getattr(node, "attr", "") for node in ast.walk(test)} for test in tests]
+            if any(name in _NAMING for name in calls) and any("requires_grad" not in one for one in read):
                 return True
     return False
-
-
-def _asks_for_gradient(test: ast.expr) -> bool:
-    return any(isinstance(node, ast.Attribute) and node.attr == "requires_grad" for node in ast.walk(test))
 
 
 def is_computed_in_rounds(bound_at: Frame, used_at: Frame) -> bool:
