@@ -64,16 +64,6 @@ def test_a_gradient_that_a_hook_takes_from_a_loop_is_not_returned_alone(program,
     assert [text.count("return gradient") for text in found] == ([] if in_loop else [1, 1])
 
 
-def test_a_layer_gets_a_copy(program):
-    file = program("""
-        h = conv(x)
-        skip = act(h + 1).mean()
-    """)
-    found = copies.clone_for_layer(diagnosis("inplace_module", ("written", "relu_", (at(file, 2, text="act(h + 1)"),))))
-    assert patched(found, file) == ["h = conv(x)\nskip = act((h + 1).clone()).mean()\n"]
-    assert [fix.kind for fix in found] == ["clone_before_mutation"]
-
-
 @pytest.mark.parametrize(
     ("bound", "collected", "kind"),
     [

@@ -9,6 +9,7 @@ from itertools import chain, pairwise
 from typing import TypeAlias
 
 from gradsan import source
+from gradsan.diagnose.collected import detached
 from gradsan.diagnose.names import lifted, shared_level
 from gradsan.model import Bridge, Fix, Frame, Held, Message, Site
 from gradsan.source.methods import ADDING
@@ -161,8 +162,7 @@ def cut_read(used: Site, taken: Sequence[Site], held: Sequence[Held]) -> Fix | N
             # A trainer of a library runs the rounds: no frame of the program holds the object.
             found = source.detach_own_state(stack[-1]) if not held else None
         if found is not None:
-            values = {"bridge": ", ".join(found[1])}
-            return Fix.worded("help.detach_carried_state", values, source.changed_lines(stack[-1].file, found[0]))
+            return detached(*found, stack[-1].file)
     return None
 
 
@@ -174,8 +174,7 @@ def cut_put_back(used: Site, held: Sequence[Held]) -> Fix | None:
             shape = "tensor" if one.path == name else _held_as(one, name)
             found = None if shape is None else source.put_back(frame, name, shape)
             if found is not None:
-                lines = source.changed_lines(frame.file, found[1])
-                return Fix.worded("help.detach_carried_state", {"bridge": found[0]}, lines)
+                return detached(found[1], (found[0],), frame.file)
     return None
 
 

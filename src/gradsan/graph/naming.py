@@ -164,7 +164,7 @@ def _layer(path: str, value: Any) -> Layer:
     items = () if kind == "object" else value.values() if isinstance(value, dict) else value
     is_frozen = bool(getattr(getattr(type(value), "__dataclass_params__", None), "frozen", False))
     methods = [one for one in vars(type(value)).values() if isinstance(one, FunctionType)] if kind == "object" else []
-    made_by = (methods[0].__code__.co_filename, type(value).__name__) if methods else None
+    made_by = (methods[0].__code__.co_filename, type(value).__name__) if methods else ("", "")
     return Layer(path, kind, tuple(sorted({_kind_of_item(item) for item in list(items)})), is_frozen, made_by)
 
 

@@ -104,7 +104,7 @@ class Layer:
     kind: str
     items: tuple[str, ...] = ()
     is_frozen: bool = False
-    made_by: tuple[str, str] | None = None
+    made_by: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ _LONGEST = 200
 
 _KEEPS_VALUES = frozenset(
     {
-        *("out_of_place", "clone_before_mutation", "clone_for_layer", "list_and_stack", "index_base_instead"),
+        *("out_of_place", "clone_before_mutation", "list_and_stack", "index_base_instead"),
         *("disable_inplace_module", "copy_on_context", "reorder_update", "record_the_change", "scale_out_of_place"),
         "recompute_forward",
     }

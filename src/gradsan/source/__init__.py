@@ -132,8 +132,8 @@ _NAMES = {
         "buffer_of_copy clone_argument clone_given clone_handed_out clone_source handed_out parameter_of_copy"
     ),
     "rewrite.detached": (
-        "detach_after_yield detach_own_reads detach_own_state detach_reads detach_unread is_repeated read_as_data "
-        "taken_from walked_values"
+        "detach_after_yield detach_by_own detach_own_reads detach_own_state detach_reads detach_unread is_repeated "
+        "read_as_data taken_from walked_values"
     ),
     "rewrite.filled": (
         "all_under_no_grad cut_before_written detach_behind_loop own_name_in_forward reads_filled second_name_anew"
@@ -167,9 +167,7 @@ _NAMES = {
         "require_grad_of switch_on_before"
     ),
     "rewrite.cuts.undone": "flag_before_use graph_restored undone undone_numbers with_gradients",
-    "rewrite.cuts.uncut": (
-        "Uncut cut_at_use detach_by_own detach_compared detach_given detach_held read_with_graph term_uncut"
-    ),
+    "rewrite.cuts.uncut": "Uncut cut_at_use detach_compared detach_given detach_held read_with_graph term_uncut",
     "rewrite.cuts.unrecorded": "recorded_by_name",
     "rewrite.unused": "kept_without_gradient",
     "rewrite.updates": "is_put_back stands_before_its_backward steps_again under_no_grad updated_in_place",

@@ -89,16 +89,14 @@ def _carried(case: Case) -> Diagnosis:
         changed = carriers.cut(case.needed.site, case.updated, case.carrier)
     lines = () if changed is None else source.changed_lines(changed[1].file, changed[0])
     values = {"bridge": case.name}
+    made = tuple(one.site for one in case.failure.clues_of("bridge_made") if one.site is not None)
     used, held = case.needed.site, held_of(case.failure)
-    own = None if used is None else detach_by_own(used, case.updated, held)
-    if own is not None:
-        return diagnosis_of(case, CARRIED, (own,), GROWS)
-    if isinstance(parameter := case.bridge.values.get("parameter"), str):
-        made = tuple(one.site for one in case.failure.clues_of("bridge_made") if one.site is not None)
+    first = None if used is None else detach_by_own(used, case.updated, held)
+    if first is None and isinstance(parameter := case.bridge.values.get("parameter"), str):
         return diagnosis_of(case, CARRIED, carriers.written_with_graph(parameter, made, case.carrier), GROWS)
-    forgotten = None if used is None else forget_collected(used, case.updated, held)
-    if forgotten is not None:
-        return diagnosis_of(case, CARRIED, (forgotten,), GROWS)
+    first = first or (None if used is None else forget_collected(used, case.updated, held))
+    if first is not None:
+        return diagnosis_of(case, CARRIED, (first,), GROWS)
     cut = parts.fix("detach_carried_state", "changed", values, lines=lines)
     collected = None if lines else detach_collected(held)
     if collected is None and used is not None:
@@ -110,7 +108,6 @@ def _carried(case: Case) -> Diagnosis:
             collected = collected or carriers.cut_read(used, taken, held) or carriers.cut_put_back(used, held)
     cuts: tuple[Fix, ...] = (cut if collected is None else collected,)
     if case.bridge.values.get("is_term"):
-        made = tuple(one.site for one in case.failure.clues_of("bridge_made") if one.site is not None)
         cuts = carriers.cut_term(cuts, case.updated, case.carrier, made)
         if case.bridge.values.get("sums") == 1:
             cuts = tuple(

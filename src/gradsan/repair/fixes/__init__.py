@@ -35,7 +35,6 @@ from gradsan.source.rewrite.suggest import drop_keyword
 
 _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     arguments.disable_inplace_module,
-    copies.clone_for_layer,
     copies.clone_for_call,
     views.index_views,
     views.record_view,
@@ -55,7 +54,6 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     states.renew_buffers,
     turns.later_turn_first,
     chains.steps_behind_all,
-    steps.step_behind_branch,
     turns.steps_held,
     steps.reorder_step,
     steps.reorder_update,

@@ -18,7 +18,7 @@ from gradsan.source.flow.targets import Target, target_at, written_expression
 from gradsan.source.flow.writing import reads_gradient, writing_at
 from gradsan.source.identifiers import imported_as, leaf_name
 from gradsan.source.locate import Expression, expressions_at, frame_of
-from gradsan.source.rewrite.copied import clone_given, cloned
+from gradsan.source.rewrite.copied import cloned
 from gradsan.source.rewrite.leaves import reads_later
 from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.rewrite.out_of_place import out_of_place, recorded
@@ -88,21 +88,6 @@ def _is_collected(label: Label) -> bool:
     """Whether a loop around the write appends the written variable itself to a list or dict in each iteration."""
     target = target_at(label.frame, label.op or "")
     return target is not None and is_kept_each_round(label.frame, target[0].source.text(target[1].node))
-
-
-def clone_for_layer(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """``.clone()`` on the tensor with which the user's code calls the in-place layer or function."""
-    if diagnosis.cause != "inplace_module":
-        return ()
-    lines: list[tuple[str, int, str]] = []
-    for label in blocks.labels(diagnosis, "written"):
-        change = clone_given(label.frame, lambda call: next(iter(call.args), None))
-        if change is None:
-            return ()
-        lines += changed_lines(label.frame.file, change)
-    name = diagnosis.tensor.name if diagnosis.tensor is not None else None
-    given = {source.first_argument(label.frame) or name or "?": None for label in blocks.labels(diagnosis, "written")}
-    return (blocks.fix("clone_before_mutation", tuple(dict.fromkeys(lines)), "clone_for_layer", name=", ".join(given)),)
 
 
 def clone_for_call(diagnosis: Diagnosis) -> tuple[Fix, ...]:

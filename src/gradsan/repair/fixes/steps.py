@@ -56,8 +56,9 @@ def _moved_behind(
     # An average, a checkpoint: it would get the parameters of the round before.
     hands_values_on = any(hands_on(source, between, owner) for owner in _owners(source, list(steps)))
     if isinstance(backward, ast.If):
-        is_left = followers or hands_values_on
-        return () if is_left else tuple(_with_kept_gradients(place, list(steps), used))
+        if followers or hands_values_on:
+            return ()
+        return (*_behind_branch(place, list(steps), used), *_with_kept_gradients(place, list(steps), used))
     if any(_hands_parameters_on(node, used) for node in ast.walk(backward)):
         return ()
     moving = sorted((*steps, *followers), key=lambda node: node.lineno)
@@ -100,27 +101,18 @@ def _moved_behind(
     return (*found, *kept, plain) if found else (plain, *kept)
 
 
-def step_behind_branch(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+def _behind_branch(place: blocks.Placed, steps: list[ast.stmt], used: Label) -> tuple[Fix, ...]:
     """The steps moved behind an ``if`` with the backward, which then reaches only what the next optimizer has, or all.
 
     All where what it reaches of theirs is frozen meanwhile.
     """
-    used, (pairs, followers) = blocks.first(diagnosis, "used"), blocks.steps_and_backward(diagnosis)
-    if used is None or not pairs or followers:
-        return ()
-    place, steps = pairs[0][1], list({pair[0].statement: pair[0] for pair in pairs})
     source, branch = place.source, place.statement
-    if any(blocks.method_call(node, "step") is None for node in steps) or not isinstance(branch, ast.If):
-        return ()
-    if not all(is_whole_lines(source, node) for node in (*steps, branch)):
-        return ()
     inner = next((one for one in blocks.placements(used) if one.block is getattr(branch, "body", None)), None)
     others = [one for one in ast.walk(branch) if isinstance(one, ast.stmt) and blocks.backward_call(one)]
     # The call of a method that runs it stays as it is.
     if inner is None or others not in ([], [inner.statement]) or not _may_move(place, steps):
         return ()
-    between = place.block[min(map(place.block.index, steps)) : place.index]
-    if any(hands_on(source, [*between, branch], owner) for owner in _owners(source, steps)):
+    if any(hands_on(source, [branch], owner) for owner in _owners(source, steps)):
         return ()
     optimizer = blocks.next_optimizer(inner) or blocks.next_optimizer(place, steps)
     is_apart = bool(others) and optimizer is not None and not _share_parameters(source, steps, optimizer)

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
-from gradsan.model import Frame, Held, Layer
+from gradsan.model import Frame, Held
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.flow.calls import yielding_loop
 from gradsan.source.flow.kept import value_detached
 from gradsan.source.flow.modules import Shape
 from gradsan.source.flow.reaching import is_still_argument, reaching
-from gradsan.source.flow.rounds import detach_after, shape_bound_at
+from gradsan.source.flow.rounds import after_round, detach_after, shape_bound_at
 from gradsan.source.flow.scopes import arguments_of
 from gradsan.source.identifiers import (
     assigned_names,
@@ -329,21 +329,23 @@ def detach_in_each(source: SourceFile, held: Sequence[Held]) -> tuple[str, str] 
     return path, f"for {name} in {path}:\n{indentation_of(source)}{cut}"
 
 
-def detached_by_own(layer: Layer, attribute: str) -> str | None:
-    """The call by which the object ``layer`` detaches its ``attribute``; None for no such method, or several."""
-    source = None if layer.made_by is None else read_source(layer.made_by[0])
-    nodes = [] if source is None or layer.made_by is None else source.nodes
-    owners = [one for one in nodes if isinstance(one, ast.ClassDef) and layer.made_by and one.name == layer.made_by[1]]
-    methods = [one for owner in owners[-1:] for one in owner.body if isinstance(one, ast.FunctionDef)]
-    found = [one.name for one in methods if one.name != "forward" and _detaches(one, f"self.{attribute}")]
-    return f"{layer.path}.{found[0]}()" if len(found) == 1 else None
+def detach_by_own(frames: Sequence[Frame], held: Sequence[Held]) -> tuple[Change, tuple[str, ...]] | None:
+    """A call after the round of ``frames`` of the method by which the object that holds a value detaches it itself."""
+    found: dict[str, str] = {}
+    for one in held:
+        for file, name in (layer.made_by for layer in one.around if layer.path == one.within):
+            nodes = source.nodes if (source := read_source(file)) is not None else ()
+            owners = [node for node in nodes if isinstance(node, ast.ClassDef) and node.name == name]
+            methods = [node for owner in owners for node in owner.body if isinstance(node, ast.FunctionDef)]
+            own = [node.name for node in methods if _detaches(node, f"self.{one.path.rpartition('.')[2]}")]
+            found |= {f"{one.within}.{own[0]}()": one.path} if len(own) == 1 else {}
+    change = after_round(frames, "\n".join(found), "detach") if found else None
+    return None if change is None else (change, tuple(found.values()))
 
 
 def _detaches(method: ast.FunctionDef, name: str) -> bool:
-    """Whether a method that needs no argument only detaches: ``name`` among what it binds or changes in place."""
-    arguments = method.args
-    needed = len(arguments.posonlyargs + arguments.args) - len(arguments.defaults)
-    if needed != 1 or arguments.kwonlyargs or any(isinstance(one, ast.Return) for one in ast.walk(method)):
+    """Whether a method that is given and returns nothing detaches ``name``: what it binds or changes in place."""
+    if parameters(method) != ["self"] or any(isinstance(one, ast.Return) for one in ast.walk(method)):
         return False
     for node in (one for one in ast.walk(method) if isinstance(one, ast.Assign | ast.Expr)):
         calls = [one for one in ast.walk(node.value) if isinstance(one, ast.Call)]

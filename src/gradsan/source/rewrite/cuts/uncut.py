@@ -22,7 +22,7 @@ from gradsan.source.flow.writing import definition_of
 from gradsan.source.identifiers import bindings_of, chain_key, consumed_names, leaf_name, local_nodes
 from gradsan.source.locate import Statement, expression_at, statement_at
 from gradsan.source.methods import CONTAINERS, METADATA, NUMBERS
-from gradsan.source.rewrite.detached import detach_in_each, detach_reads, detached_by_own
+from gradsan.source.rewrite.detached import detach_in_each, detach_reads
 from gradsan.source.rewrite.moving import out_of_with
 from gradsan.source.tree import FunctionNode, SourceFile, Span, header_nodes
 
@@ -284,17 +284,6 @@ def detach_held(frames: Sequence[Frame], held: Sequence[Held]) -> tuple[Change, 
     change = insert_after(statement.source, begun, text, "detach") if begun is not None else None
     change = change or after_round(frames, text, "detach", found)
     return None if change is None else (change, tuple(found))
-
-
-def detach_by_own(frames: Sequence[Frame], held: Sequence[Held]) -> tuple[Change, tuple[str, ...]] | None:
-    """A call after the round of ``frames`` of the method by which the object that holds a value detaches it itself."""
-    found: dict[str, str] = {}
-    for one in held:
-        for layer in (layer for layer in one.around if layer.path == one.within):
-            call = detached_by_own(layer, one.path.rpartition(".")[2])
-            found |= {} if call is None else {call: one.path}
-    change = after_round(frames, "\n".join(found), "detach") if found else None
-    return None if change is None else (change, tuple(found.values()))
 
 
 def _bound_before_rounds(statement: Statement, names: Collection[str]) -> ast.stmt | None:
