@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gradsan import source
@@ -90,3 +92,16 @@ def test_a_cut_of_all_that_a_loss_would_train_is_not_called_usual(lines, kinds, 
     found = carriers.cut_term((detach,), Site((updated,)), carrier, ())
     assert [one.kind for one in found] == kinds
     assert found[-1].how_changed.key == "help.cut_term_how"
+
+
+def test_a_cut_of_an_average_is_usual_though_its_first_value_was_taken_over(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(
+        "def level(state, loss):\n    state.mean = loss if state.mean is None else state.mean\n"
+        "    state.mean = 0.9 * state.mean + 0.1 * loss\n    return loss - state.mean\n"
+    )
+    bound = Frame(str(file), 3, "level", is_user=True)
+    carrier = carriers.Carrier("state.mean", bound, (), (), 0, False, ())
+    detach = Fix.worded("help.detach_carried_state", {"bridge": "state.mean"})
+    made = Site((replace(bound, line=2),))
+    assert carriers.cut_term((detach,), None, carrier, (made,)) == (detach,)

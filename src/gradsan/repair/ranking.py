@@ -140,8 +140,8 @@ def _rank(tried: Tried, named: int, was_refused: bool) -> tuple[object, ...]:
         # A backward that names its inputs says least about what was meant; a copy that nothing trains needs no graph.
         is_preserved and tried.fix.kind in ("backward_for_own", "clone_for_copy"),
         int(cost / COST_TOLERANCE),
-        # Of two that do the same, the one that copies nothing.
-        is_preserved and tried.fix.kind == "clone_before_mutation",
+        # Of two that do the same, the one that copies nothing; a part put into a new tensor copies the rest.
+        is_preserved and (tried.fix.kind == "clone_before_mutation" or tried.patch.scatters > 0),
     )
 
 
