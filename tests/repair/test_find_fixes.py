@@ -159,7 +159,7 @@ with torch.inference_mode():
 rows *= 2
 image.pow(2).sum().backward()
 """,
-    "disable_inplace_module clone_before_mutation changed": """
+    "disable_inplace_module changed": """
 heads = [torch.nn.Sequential(torch.nn.ELU(inplace=True), torch.nn.Linear(4, 1)) for _ in range(2)]
 hidden = torch.nn.Linear(3, 4)(torch.randn(5, 3))
 sum(head(hidden).mean() for head in heads).backward()
