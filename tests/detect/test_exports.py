@@ -8,9 +8,9 @@ import torch
 import torch.utils.dlpack
 
 import gradsan
+from gradsan._torch import bytes_of, own_bytes
 from gradsan._watching import watching_of
-from gradsan.detect.export_rounds import Schedule
-from gradsan.detect.exports import bytes_of, own_bytes
+from gradsan.detect.exports import Schedule
 from gradsan.record.recorder import recorder
 
 

@@ -1,4 +1,4 @@
-"""Storages: their identity, copy-on-write clones and lent memory."""
+"""Storages: their identity, bytes, copy-on-write clones and lent memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from gradsan._torch.kinds import dispatches, has_elements, shape_of
+from gradsan._torch.kinds import as_stored, dispatches, has_elements, shape_of
 from gradsan._torch.modes import PLAIN_TENSORS, is_tracing, is_transformed
 
 
@@ -340,3 +340,15 @@ def numbers_of(scalars: list[Any]) -> list[float]:
         values = torch.stack([scalars[place].reshape(()).to(torch.float64) for place in places]).tolist()
         found.update(zip(places, values, strict=True))
     return [found[place] for place in range(len(scalars))]
+
+
+def bytes_of(tensor: torch.Tensor) -> Any:
+    """Return a copy of the bytes that a tensor has in memory."""
+    return as_stored(tensor).clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+
+
+def own_bytes(tensor: torch.Tensor) -> Any:
+    """Return the bytes that a tensor has in memory, to be compared at once: no copy, where it is contiguous."""
+    flat = as_stored(tensor).contiguous().reshape(-1)
+    # One element is contiguous whatever its stride, which a view of another element size does not take.
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)

@@ -6,7 +6,7 @@ values that new Nodes save in it are copied; where it is exported after a save, 
 Memory of which only temporary arrays were made is exported no longer when they are gone: nobody can write it.
 
 A fault of this kind is in every round of a training, and a data set may be exported as long as the program runs: what a
-line exports is compared in its first rounds, and again after 32, 64, 128 … of them (``export_rounds.py``).
+line exports is compared in its first rounds, and again after 32, 64, 128 … of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import torch
 import torch.utils.dlpack
 
 from gradsan import _torch
-from gradsan.detect.export_rounds import FIRST, Schedule
 from gradsan.model import Message
 from gradsan.record._writer_pure import is_called_from
 from gradsan.record.detector import Detector, Run, Sweep
@@ -34,6 +33,8 @@ from gradsan.record.steps import RawBackward
 BYTES_KEPT = 256 * 2**20
 BYTES_OF_A_NOTE = 16 * 2**20
 _FEW, _HOLDERS, _ARRAYS, _LINES = 8, 3, 32, 1024
+FIRST, _AGAIN = 16, 4
+"""Rounds in which the memory that a line hands out is compared: its first, and some later ones."""
 _GIVES_ARRAY = ("numpy", "__array__")
 
 
@@ -60,6 +61,33 @@ class Export(NamedTuple):
         if self.arrays is None or self.weak.expired():
             return bool(self.weak.expired())
         return all(_is_alone(one) if self.is_given else one() is None for one in self.arrays)
+
+
+class Schedule:
+    """When to compare what a line exports: in its first rounds, and in each of them at the first backward calls.
+
+    A round of a line begins where it is called after a backward. Both counts go on at 32, 64, 128 … for some more.
+    """
+
+    __slots__ = ("_backwards", "_begun", "_rounds")
+
+    def __init__(self) -> None:
+        self._rounds, self._backwards, self._begun = 0, -1, 0
+
+    def call(self, backwards: int) -> None:
+        """Count a call of the line when there have been so many backward calls."""
+        if backwards != self._backwards:
+            self._rounds += 1
+            self._backwards = self._begun = backwards
+
+    def is_due(self, backwards: int) -> bool:
+        """Whether to compare until the backward call after so many."""
+        return _is_early(self._rounds - 1) and (backwards - self._begun < FIRST or _is_early(backwards))
+
+
+def _is_early(number: int) -> bool:
+    """Whether ``number``, counted from 0, is one of the first, or among the first from a power of two on."""
+    return number < FIRST or number - (1 << (number.bit_length() - 1)) < _AGAIN
 
 
 class Exports(Detector):
@@ -190,7 +218,7 @@ class Exports(Detector):
                     continue
                 size = tensor.numel() * tensor.element_size()
                 if self._fits(size):
-                    self._saved[thread, number, slot] = (storage, bytes_of(tensor))
+                    self._saved[thread, number, slot] = (storage, _torch.bytes_of(tensor))
                     self._copied.add(storage)
                     self._bytes += size
 
@@ -199,14 +227,14 @@ class Exports(Detector):
     ) -> Export | None:
         """Return the export through which the bytes of a saved value have changed; None where they are unchanged."""
         before = self.before(storage, number, thread, slot, tensor, made)
-        return None if before is None or torch.equal(before, own_bytes(tensor)) else self._exports[storage]
+        return None if before is None or torch.equal(before, _torch.own_bytes(tensor)) else self._exports[storage]
 
     def is_as_saved(self, storage: int, number: int, thread: int, slot: str, tensor: torch.Tensor) -> bool:
         """Whether a saved value has the bytes that were copied at its save, or its memory was not exported."""
         if storage not in self._exports:
             return True
         copied = self._saved.get((thread, number, slot))
-        return copied is not None and copied[0] == storage and torch.equal(copied[1], own_bytes(tensor))
+        return copied is not None and copied[0] == storage and torch.equal(copied[1], _torch.own_bytes(tensor))
 
     def before(self, storage: int, number: int, thread: int, slot: str, tensor: torch.Tensor, made: Any) -> Any:
         """The bytes of a saved value at the save; None where its memory was not exported, or they are unknown."""
@@ -234,7 +262,7 @@ class Exports(Detector):
         if size > BYTES_OF_A_NOTE:
             self._note(Message("blind.export_too_large", {"bytes": size}))
             return None
-        return bytes_of(tensor)
+        return _torch.bytes_of(tensor)
 
     def changed_since(self, tensor: torch.Tensor, clock: int, copy: Any, storage: int = 0) -> Export | None:
         """Return the export through which the bytes of a tensor have changed since ``clock``, when they were ``copy``.
@@ -250,7 +278,7 @@ class Exports(Detector):
             before = _bytes_then(export.snapshot, tensor)
         if before is None or (storage and before.numel() != tensor.numel() * tensor.element_size()):
             return None
-        return None if torch.equal(before, own_bytes(tensor)) else export
+        return None if torch.equal(before, _torch.own_bytes(tensor)) else export
 
     def install(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:
         """Watch the functions by which memory leaves and enters torch, until ``patches`` is undone."""
@@ -379,7 +407,7 @@ def _is_alone(array: weakref.ref[Any] | None) -> bool:
 
 def _bytes_then(snapshot: Any, tensor: torch.Tensor) -> Any:
     whole = torch.empty(0, dtype=tensor.dtype).set_(snapshot)
-    return bytes_of(whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()))
+    return _torch.bytes_of(whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()))
 
 
 def _is_unwritten(export: Export, storage: Any) -> bool:
@@ -387,15 +415,3 @@ def _is_unwritten(export: Export, storage: Any) -> bool:
         return False
     before, now = (torch.empty(0, dtype=torch.uint8).set_(one) for one in (export.snapshot, storage))
     return torch.equal(before, now)
-
-
-def bytes_of(tensor: torch.Tensor) -> Any:
-    """Return a copy of the bytes that a tensor has in memory."""
-    return _torch.as_stored(tensor).clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
-
-
-def own_bytes(tensor: torch.Tensor) -> Any:
-    """Return the bytes that a tensor has in memory, to be compared at once: no copy, where it is contiguous."""
-    flat = _torch.as_stored(tensor).contiguous().reshape(-1)
-    # One element is contiguous whatever its stride, which a view of another element size does not take.
-    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)

@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from gradsan import _torch
-from gradsan.detect.exports import bytes_of, own_bytes
 from gradsan.record.detector import Sweep
 from gradsan.record.log import Core, RawStack
 
@@ -131,7 +130,7 @@ class Snapshots:
         memory = next(self._taken_at(tensor, clock, writes, False), None)
         if memory is None:
             return None
-        return bytes_of(_placed(memory, tensor))
+        return _torch.bytes_of(_placed(memory, tensor))
 
     def _taken_at(self, tensor: torch.Tensor, clock: int, writes: Iterable[int], is_counted: bool) -> Iterator[Any]:
         at = list(writes)
@@ -166,7 +165,7 @@ def _placed(memory: Any, tensor: torch.Tensor) -> Any:
 
 def _same(memory: Any, tensor: torch.Tensor) -> bool:
     with torch.no_grad():
-        return bool(torch.equal(own_bytes(_placed(memory, tensor)), own_bytes(tensor)))
+        return bool(torch.equal(_torch.own_bytes(_placed(memory, tensor)), _torch.own_bytes(tensor)))
 
 
 def _is_near(memory: Any, tensor: torch.Tensor) -> bool:
