@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
+from cases import each
 from gradsan import source
 from gradsan.diagnose import carriers
 from gradsan.model import Fix, Frame, Held, Layer, Site
@@ -23,8 +22,8 @@ class Trainer:
 """
 
 
-@pytest.mark.parametrize(
-    ("made", "name", "inner", "line"),
+@each(
+    "made, name, inner, line",
     [
         (
             "{}",
@@ -59,7 +58,7 @@ def test_the_live_value_shows_the_members_of_a_container(made, name, inner, line
     assert found[0].new.split("\n")[0].strip() == line
 
 
-@pytest.mark.parametrize(("path", "is_cut"), [("net.mean", True), ("net[1].mean", False)])
+@each("path, is_cut", [("net.mean", True), ("net[1].mean", False)])
 def test_an_attribute_of_another_module_is_not_cut(path, is_cut, tmp_path):
     file = tmp_path / "train.py"
     file.write_text(
@@ -74,8 +73,8 @@ def test_an_attribute_of_another_module_is_not_cut(path, is_cut, tmp_path):
     assert (carriers.cut(Site((used,)), None, carrier) is not None) == is_cut
 
 
-@pytest.mark.parametrize(
-    ("lines", "kinds"),
+@each(
+    "lines, kinds",
     [((), ["recompute_forward", "detach_carried_state"]), (("line",), ["detach_carried_state"])],
 )
 def test_a_cut_of_all_that_a_loss_would_train_is_not_called_usual(lines, kinds, tmp_path):
