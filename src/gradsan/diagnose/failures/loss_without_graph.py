@@ -21,8 +21,7 @@ _MOST_SHOWN = 3
 def loss_without_graph(failure: Failure) -> Diagnosis | None:
     """Diagnose every such failure."""
     frames = failure.site.user_frames
-    asked_of = source.differentiated(frames[-1]) if frames else None
-    name = asked_of or (source.method_receiver(frames[-1]) if frames else None) or Message("label.the_loss")
+    name = _name_of_loss(failure) or Message("label.the_loss")
     used = label_texts.at("used", failure.site, Message("label.loss_at"), op="backward")
     made = source.definition_of(frames[-1], name) if frames and isinstance(name, str) else None
     found = cuts_before(failure)
@@ -47,6 +46,19 @@ def loss_without_graph(failure: Failure) -> Diagnosis | None:
         tensor=_tensor(failure, name),
         fixes=undone_cuts(found, out_of_blocks=True),
     )
+
+
+def _name_of_loss(failure: Failure) -> str | None:
+    """The tensor whose backward the user's frame calls; None where a library calls it, or for several."""
+    frame, live = failure.site.user_frame, parts.live(failure)
+    if frame is None or (asked := source.differentiated(frame)) is not None:
+        return None if frame is None else asked
+    called = source.called_expression(frame) or ""
+    receiver, argument = source.method_receiver(frame), source.first_argument(frame)
+    known = live[-1].requires_grad if live else {}
+    # ``accelerator.backward(loss)``
+    is_passed = argument in known and (receiver not in known or not called.endswith(".backward"))
+    return (argument if is_passed else receiver) if called.endswith("backward") else None
 
 
 def _asked_for(failure: Failure) -> list[str]:
@@ -143,7 +155,7 @@ def cuts_before(failure: Failure, wanted: str | None = None) -> tuple[source.Cut
     # The function that runs the backward is itself decorated.
     around = source.context_around(frames, frozenset({"no_grad", "inference_mode"}))
     if around is not None and not found:
-        name = source.method_receiver(frames[-1]) or "" if frames else ""
+        name = _name_of_loss(failure) or ""
         made = source.definition_of(frames[-1], name) if name else None
         operand = name if made is None else made.value
         return (source.Cut(around[1], around[0], operand, True),)
@@ -246,6 +258,8 @@ def _nothing_requires_grad(failure: Failure, name: str | Message, used: tuple[La
     mode = failure.clue("mode")
     is_off = mode is not None and not mode.values["grad_enabled"]
     kind, summary = ("undo_grad_mode_off", "cut_grad_mode_off") if is_off else ("requires_grad_first",) * 2
+    if not is_off and not isinstance(name, str):
+        summary = "requires_grad_returned"
     idle = None if is_off else failure.clue("idle")
     if idle is not None and idle.name:
         return _frozen_from_start(failure, name, idle, used)

@@ -73,7 +73,7 @@ def find_cuts(frames: Sequence[Frame], live: Sequence[Live]) -> tuple[Cut, ...]:
     if scope is None or found is None or not isinstance(found.node, ast.Call):
         return ()
     walk = _Walk()
-    for root in _roots(found.node):
+    for root in _roots(found.node, scope):
         walk.follow(root, scope)
     cuts = sorted(walk.cuts, key=lambda item: (not item[1].is_certain, -item[0]))
     return tuple(dict.fromkeys(cut for _, cut in cuts))
@@ -106,14 +106,13 @@ def cuts_taken(frame: Frame) -> Iterator[ast.expr]:
         waiting += [(one, steps + 1) for one in last.values() if one not in seen]
 
 
-def _roots(call: ast.Call) -> list[ast.expr]:
-    if (
-        isinstance(call.func, ast.Attribute)
-        and call.func.attr == "backward"
-        and leaf_name(call.func.value) != "autograd"
-    ):
-        return [call.func.value]
-    return list(call.args[:1])
+def _roots(call: ast.Call, scope: Scope) -> list[ast.expr]:
+    is_method = isinstance(call.func, ast.Attribute) and call.func.attr == "backward"
+    if not is_method or not isinstance(call.func, ast.Attribute) or leaf_name(call.func.value) == "autograd":
+        return list(call.args[:1])
+    # ``accelerator.backward(loss)``, where no tensor is known by that name.
+    is_passed = call.args and chain_key(call.func.value) and requires(call.func.value, scope) is None
+    return call.args[:1] if is_passed else [call.func.value]
 
 
 class _Walk:
