@@ -104,6 +104,17 @@ def test_a_failing_training_is_explained(spoil, code):
     assert all(label.frame.file == __file__ for label in found.labels)
 
 
+def test_a_loss_without_a_graph_is_the_argument(forget_state):
+    accelerator = accelerate.Accelerator(cpu=True)
+    net = accelerator.prepare(torch.nn.Linear(3, 1))
+    level = net(torch.ones(2, 3)).detach()
+    loss = level.mean()
+    with pytest.raises(RuntimeError, match="does not require grad"), gradsan.watch() as watched:
+        accelerator.backward(loss)
+    [found] = watched.diagnoses
+    assert (found.code, found.tensor.name, found.labels[0].op) == ("GS405", "loss", "detach")
+
+
 def test_a_launched_program(tmp_path: Path):
     """``gradsan run`` in front of the script, as ``accelerate launch`` starts a module of its own."""
     (tmp_path / "main.py").write_text(LAUNCHED, encoding="utf-8")

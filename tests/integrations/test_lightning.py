@@ -100,6 +100,16 @@ def test_a_loss_that_is_no_number_is_reduced_where_it_is_made(lit):
     assert [text.strip() for *_, text in fix.lines] == ["return (error.square() + 1e-3 * error.abs()).mean()"]
 
 
+def test_a_cut_in_what_a_step_returns_is_found(lit):
+    callback = lit.GradsanCallback(quiet=True)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        lit.fit(lit.made("CutInItsStep"), callback)
+    [diagnosis] = callback.report.diagnoses
+    assert (diagnosis.code, diagnosis.title.key) == ("GS405", "title.loss_without_graph_cut")
+    assert diagnosis.labels[0].frame.function.endswith("compared")
+    assert [text.strip() for *_, text in diagnosis.fixes[0].lines] == ["height = self.second(self.first(x))"]
+
+
 def test_a_derivative_in_validation_is_told_who_switched_gradients_off(lit):
     callback = lit.GradsanCallback(quiet=True)
     with pytest.raises(RuntimeError, match="does not require grad"):

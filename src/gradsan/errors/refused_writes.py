@@ -17,10 +17,10 @@ being called).
 Roles: ``live``, one clue for each of the user's frames, outermost first; ``values``: ``requires_grad`` (expression ->
 whether it does; of a module, whether any parameter does) and ``callees`` (expression -> file, first line and name of
 what runs). ``mode``: whether gradients are switched on (``grad_enabled``), or off by ``inference`` mode; ``op``: the
-library that calls the function. ``loss``: its ``shape``, ``dtype`` and ``device``. ``idle``: parameters, all that the
-live optimizers have, of which none requires grad (``op`` the class of one; ``values``: ``total``, ``optimizer`` a
-name of it, ``are_chosen``, whether modules have frozen others beside them, ``are_plain``, whether they are tensors of
-the program's and no Parameters).
+library that calls the function. ``sources``: the ``files`` of the program. ``loss``: its ``shape``, ``dtype`` and
+``device``. ``idle``: parameters, all that the live optimizers have, of which none requires grad (``op`` the class of
+one; ``values``: ``total``, ``optimizer`` a name of it, ``are_chosen``, whether modules have frozen others beside
+them, ``are_plain``, whether they are tensors of the program's and no Parameters).
 
 Role: ``made`` (the operation that made the tensor; ``name`` as the source says it; ``values``: ``is_update``, whether
 the statement that made it reads ``.grad`` itself, and ``shape``, ``dtype``, ``device``).
@@ -126,6 +126,7 @@ def gather_written(context: Context) -> tuple[Clue, ...]:
     if context.row == "deepcopy_of_result":
         beside = [one for one in _within(context.frame, own, _operands(own)) if _is_result(one.value)]
         values["copied_beside"] = tuple({id(one.value): one.path for one in beside if one.value is not tensor}.values())
+        values["files"] = _user_files()
         values["is_copied_itself"] = name in source.operand_expressions(own)
     target = Clue("target", context.site, name=name, op=op, values=values)
     made = made_by(context.core, tensor)
@@ -323,19 +324,26 @@ def gather_live(context: Context) -> tuple[Clue, ...]:
             found.append(Clue("others_ran_before"))
         if _has_run_before(context, past):
             found.append(Clue("ran_before"))
+    found.append(Clue("sources", values={"files": _user_files()}))
     return (*live_clues(context.frame), *reversed(found), *_idle_optimizers(context.frame))
 
 
+def _user_files() -> tuple[str, ...]:
+    """The files of the program that modules have been made of."""
+    files = (getattr(one, "__file__", None) for one in list(sys.modules.values()))
+    return tuple(file for file in dict.fromkeys(files) if isinstance(file, str) and is_user_file(file))
+
+
 def _library_around(frame: FrameType | None) -> str | None:
-    """The package that the program calls, and that calls the program's function at ``frame``; torch is none."""
+    """The package, none of torch's own, that the program calls and that calls its function; it works with torch."""
     package = None
     while frame is not None:
         if is_user_file(file_of(frame.f_code)):
             if package is not None:
                 return package
-        else:
+        elif package is None and "torch" in frame.f_globals:
             name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-            package = package or (name if name not in sys.stdlib_module_names | {"torch", "gradsan"} else None)
+            package = name if name not in ("torch", "gradsan") else None
         frame = frame.f_back
     return None
 

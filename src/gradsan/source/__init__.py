@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gradsan.source.intent.contents import *
     from gradsan.source.intent.flags import *
     from gradsan.source.intent.gradients import *
+    from gradsan.source.intent.returned_losses import *
     from gradsan.source.joined import *
     from gradsan.source.locate import *
     from gradsan.source.rewrite.asked import *
@@ -115,6 +116,7 @@ _NAMES = {
         "writes_into_result"
     ),
     "intent.gradient_reads": "measures_gradients reads_gradients sets_gradients",
+    "intent.returned_losses": "cuts_of_returned_loss",
     "intent.gradients": (
         "clears_each_part draws_both is_loss_read_elsewhere kept_gradient left_out reads_gradient_beside "
         "steps_in_some_rounds unreturned_gradient"

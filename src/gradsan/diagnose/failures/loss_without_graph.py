@@ -24,7 +24,7 @@ def loss_without_graph(failure: Failure) -> Diagnosis | None:
     name = _name_of_loss(failure) or Message("label.the_loss")
     used = label_texts.at("used", failure.site, Message("label.loss_at"), op="backward")
     made = source.definition_of(frames[-1], name) if frames and isinstance(name, str) else None
-    found = cuts_before(failure)
+    found = cuts_before(failure) or _returned_cut(failure, name)
     if not found and (asked := _asked_for(failure)):
         return _input_plain(failure, name, asked, made, used)
     if switched_off := _switched_off(failure, made):
@@ -59,6 +59,14 @@ def _name_of_loss(failure: Failure) -> str | None:
     # ``accelerator.backward(loss)``
     is_passed = argument in known and (receiver not in known or not called.endswith(".backward"))
     return (argument if is_passed else receiver) if called.endswith("backward") else None
+
+
+def _returned_cut(failure: Failure, name: str | Message) -> tuple[source.Cut, ...]:
+    """The cuts of a loss that a method of the program has returned to a library, which calls backward."""
+    sources, mode = failure.clue("sources"), failure.clue("mode")
+    is_on = mode is None or bool(mode.values["grad_enabled"])
+    files = None if sources is None or isinstance(name, str) or not is_on else sources.values["files"]
+    return source.cuts_of_returned_loss(map(str, files)) if isinstance(files, list | tuple) else ()
 
 
 def _asked_for(failure: Failure) -> list[str]:
@@ -258,8 +266,8 @@ def _nothing_requires_grad(failure: Failure, name: str | Message, used: tuple[La
     mode = failure.clue("mode")
     is_off = mode is not None and not mode.values["grad_enabled"]
     kind, summary = ("undo_grad_mode_off", "cut_grad_mode_off") if is_off else ("requires_grad_first",) * 2
-    if not is_off and not isinstance(name, str):
-        summary = "requires_grad_returned"
+    is_returned = not is_off and not isinstance(name, str)
+    summary = "requires_grad_returned" if is_returned else summary
     idle = None if is_off else failure.clue("idle")
     if idle is not None and idle.name:
         return _frozen_from_start(failure, name, idle, used)
@@ -274,7 +282,9 @@ def _nothing_requires_grad(failure: Failure, name: str | Message, used: tuple[La
         "loss_without_graph",
         values={"name": name},
         title="title.loss_without_graph_mode" if is_off else None,
-        explanation="explanation.loss_without_graph_off" if is_off else None,
+        explanation=f"explanation.loss_without_graph_{'off' if is_off else 'returned'}"
+        if is_off or is_returned
+        else None,
         labels=(*created, *used),
         tensor=_tensor(failure, name),
         fixes=(Fix(kind, "changed", Message(f"help.{summary}", {"operand": name})),),

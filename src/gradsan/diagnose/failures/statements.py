@@ -286,7 +286,8 @@ def _deepcopy(failure: Failure, values: Mapping[str, object]) -> tuple[Fix, ...]
     if target is not None and target.values.get("is_copied_itself"):
         return (parts.fix("clone_for_copy", "preserved", values), detached)
     kept = None if made is None or made.site is None else made.site.user_frame
-    attribute, files = str(values["name"]).rpartition(".")[2], [one.file for one in failure.site.user_frames]
+    attribute, files = str(values["name"]).rpartition(".")[2], None if target is None else target.values.get("files")
+    files = map(str, files) if isinstance(files, list | tuple) else ()
     change = None if kept is None else source.detach_unread(kept, attribute, files)
     if kept is None or change is None:
         return (detached,)

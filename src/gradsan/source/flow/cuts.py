@@ -72,11 +72,15 @@ def find_cuts(frames: Sequence[Frame], live: Sequence[Live]) -> tuple[Cut, ...]:
     found = expression_at(frames[-1]) if frames else None
     if scope is None or found is None or not isinstance(found.node, ast.Call):
         return ()
+    return cuts_of_value(_roots(found.node, scope), scope)[1]
+
+
+def cuts_of_value(roots: Sequence[ast.expr], scope: Scope) -> tuple[bool, tuple[Cut, ...]]:
+    """Whether a value in ``scope`` may require grad, and the cuts on the way to it, the likeliest first."""
     walk = _Walk()
-    for root in _roots(found.node, scope):
-        walk.follow(root, scope)
+    may_require = [walk.follow(root, scope) for root in roots]
     cuts = sorted(walk.cuts, key=lambda item: (not item[1].is_certain, -item[0]))
-    return tuple(dict.fromkeys(cut for _, cut in cuts))
+    return any(may_require), tuple(dict.fromkeys(cut for _, cut in cuts))
 
 
 def takes_cut(frame: Frame) -> bool:

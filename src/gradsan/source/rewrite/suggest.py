@@ -377,7 +377,8 @@ def _end(source: SourceFile, node: ast.AST) -> tuple[int, int]:
 def mean_where_made(made: Frame) -> tuple[str, Change] | None:
     """The value of the statement at ``made`` as the program names it, and ``.mean()`` for it where it is made.
 
-    None where the operation at ``made`` is only a part of what the statement binds to a name or returns.
+    None where the operation at ``made`` is only a part of what the statement binds to a name or returns, and where the
+    function reads elements of it.
     """
     statement, found = statement_at(made), expressions_at(made)
     node = None if statement is None else statement.node
@@ -386,6 +387,11 @@ def mean_where_made(made: Frame) -> tuple[str, Change] | None:
         return None
     names, text, span = assigned_names(node), statement.source.text(value), statement.source.span(value)
     if isinstance(node, ast.Assign) and len(names) != 1:
+        return None
+    indexed = (
+        one.value for one in local_nodes(statement.scope or statement.source.module) if isinstance(one, ast.Subscript)
+    )
+    if any(chain_key(one) in names for one in indexed):
         return None
     is_simple = isinstance(value, TAKES_A_METHOD_CALL)
     edits = [Edit.after(span, ".mean()" if is_simple else ").mean()")]

@@ -113,9 +113,9 @@ def with_gradients(frame: Frame, text: str) -> Change | None:
     bound = {name for node in local_nodes(function) if isinstance(node, ast.stmt) for name in assigned_names(node)}
     if torch is None or not read & bound:
         return None
-    first = min([function.lineno, *(one.lineno for one in function.decorator_list)])
-    line = source.lines[first - 1]
-    return Change(first, line, f"{source.indent(function)}@{torch}.enable_grad()\n{line}", "undone")
+    # Innermost: a property or a static method is made of it.
+    line = source.lines[function.lineno - 1]
+    return Change(function.lineno, line, f"{source.indent(function)}@{torch}.enable_grad()\n{line}", "undone")
 
 
 def _sets_mode(value: ast.expr) -> bool:
