@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
+from cases import each
 from gradsan import source
 from gradsan.model import Frame
 
@@ -18,8 +17,8 @@ rest += g(x)
 """
 
 
-@pytest.mark.parametrize(
-    ("between", "expected"),
+@each(
+    "between, expected",
     [("y = out.mean()", "rest = out[:, 4:]"), ("out = out * 2", None), ("out.mul_(2)", None)],
 )
 def test_the_base_is_the_same(between: str, expected: str | None, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from gradsan.source.flow.cuts import Cut, cuts_of_value
 from gradsan.source.flow.scopes import Live, Scope
-from gradsan.source.identifiers import chain_key, local_nodes, parameters
+from gradsan.source.identifiers import chain_key, leaf_name, local_nodes, parameters
 from gradsan.source.tree import SourceFile, read_source
 
 _RETURN_A_LOSS = frozenset({"compute_loss", "training_step"})
@@ -31,8 +31,12 @@ def _losses(source: SourceFile) -> Iterator[tuple[ast.expr, Scope]]:
         owner = source.parents[method][0]
         if not isinstance(owner, ast.ClassDef):
             continue
+        nodes = list(local_nodes(method))
+        if any(isinstance(one, ast.Call) and (leaf_name(one.func) or "").endswith("backward") for one in nodes):
+            # It differentiates the loss itself, and returns a number for the log.
+            continue
         live = Live(dict.fromkeys(_networks(owner, method), True))
-        for node in local_nodes(method):
+        for node in nodes:
             if isinstance(node, ast.Return) and node.value is not None:
                 yield _loss_in(node.value), Scope(source, method, node, live)
 
