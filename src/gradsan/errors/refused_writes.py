@@ -32,7 +32,7 @@ import ast
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -330,7 +330,8 @@ def gather_live(context: Context) -> tuple[Clue, ...]:
 
 def _user_files() -> tuple[str, ...]:
     """The files of the program that modules have been made of."""
-    files = (getattr(one, "__file__", None) for one in list(sys.modules.values()))
+    # A module that imports on demand is not asked.
+    files = (vars(one).get("__file__") for one in list(sys.modules.values()) if isinstance(one, ModuleType))
     return tuple(file for file in dict.fromkeys(files) if isinstance(file, str) and is_user_file(file))
 
 
