@@ -133,21 +133,21 @@ def gather_loss(context: Context) -> Iterator[Clue]:
         yield Clue("loss", _made_at(context, tensor.grad_fn), name=name, values=_torch.facts_of(tensor))
 
 
-_MOST_SCALED = 4
+_MOST_SCALED, _SCALES = 4, ("DivBackward", "MulBackward", "ToCopyBackward")
 """Operations of a library's between a loss of the program's and its backward: a division by the number of rounds."""
 
 
 def _made_at(context: Context, node: Node | None) -> Site | None:
-    """Where the program made the output of ``node``, or what a library made it of by operations on it alone."""
+    """Where the program made the output of ``node``, or the loss that a library has only scaled."""
     for _ in range(_MOST_SCALED):
-        if node is None:
-            break
-        made = call_that_made(context.core, _torch.node_sequence(node), threading.get_ident())
+        made = None if node is None else call_that_made(context.core, _torch.node_sequence(node), threading.get_ident())
         site = None if made is None else symbolise(made.stack)
         if site is not None and all(one.file.startswith(_torch.package_folder()) for one in site.inner_frames):
             return site
-        inputs = [one for one, _ in node.next_functions if one is not None]
-        node = inputs[0] if len(inputs) == 1 else None
+        inputs = [one for one, _ in node.next_functions if one is not None] if node is not None else []
+        if node is None or len(inputs) != 1 or not node.name().startswith(_SCALES):
+            return None
+        node = inputs[0]
     return None
 
 

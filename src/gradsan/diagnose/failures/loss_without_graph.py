@@ -51,8 +51,9 @@ def loss_without_graph(failure: Failure) -> Diagnosis | None:
 def _name_of_loss(failure: Failure) -> str | None:
     """The tensor whose backward the user's frame calls; None where a library calls it, or for several."""
     frame, live = failure.site.user_frame, parts.live(failure)
-    if frame is None or (asked := source.differentiated(frame)) is not None:
-        return None if frame is None else asked
+    asked = None if frame is None else source.differentiated(frame)
+    if frame is None or asked is not None:
+        return asked
     called = source.called_expression(frame) or ""
     receiver, argument = source.method_receiver(frame), source.first_argument(frame)
     known = live[-1].requires_grad if live else {}
