@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
+from cases import each
 from gradsan import source
 from gradsan.model import Frame, Held, Layer
-
-each = pytest.mark.parametrize
 
 
 @each(

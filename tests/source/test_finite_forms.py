@@ -2,8 +2,6 @@
 
 import ast
 
-import pytest
-
 from cases import each
 from gradsan.model import Frame
 from gradsan.source import finite_forms
@@ -92,7 +90,7 @@ def test_a_sum_that_is_no_count_may_be_less_than_one(tmp_path):
     assert lines == ["r = x / n.clamp_min(1)", "r = x / n.clamp_min(1e-8)"]
 
 
-@pytest.mark.parametrize(
+@each(
     "program",
     [
         "p = x.softmax(1)\nx = x + 1\nloss = torch.log(p)",  # x is another by then

@@ -137,7 +137,7 @@ def test_no_list_where_a_use_is_not_understood(tmp_path, case):
     assert changed(tmp_path, NONE[case])[1] is None
 
 
-@pytest.mark.parametrize("made", ["{}", "[None] * 4", "list(x)"])
+@each("made", ["{}", "[None] * 4", "list(x)"])
 def test_a_container_is_no_filled_tensor(tmp_path, made):
     file = tmp_path / "train.py"
     file.write_text(

@@ -13,7 +13,7 @@ from torch.autograd.graph import Node
 
 from gradsan import _torch
 from gradsan.graph import naming
-from gradsan.graph.variables import is_loop_variable
+from gradsan.graph.live import is_loop_variable
 from gradsan.model import Clue, Site
 from gradsan.record.backwards import BackwardLog
 from gradsan.record.ledger import call_that_made

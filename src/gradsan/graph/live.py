@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import dis
+import functools
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -215,3 +217,27 @@ def leads_through_library(path: str, around: Iterable[tuple[str, Any]]) -> bool:
     privates = [value for one, value in around if path[len(one) :].startswith("._")]
     files = (getattr(sys.modules.get(type(value).__module__), "__file__", None) for value in privates)
     return any(file is not None and not is_user_file(file) for file in files)
+
+
+def is_loop_variable(frame: FrameType, name: str) -> bool:
+    """Whether ``name`` is a variable of a ``for`` loop in the code of ``frame``."""
+    return name in loop_variables(frame.f_code)
+
+
+@functools.lru_cache(maxsize=1024)
+def loop_variables(code: types.CodeType) -> frozenset[str]:
+    """Return the variables that the ``for`` loops of a function or module assign."""
+    names: set[str] = set()
+    awaited = 0
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "FOR_ITER":
+            awaited = 1
+        elif awaited and instruction.opname.startswith("UNPACK"):
+            awaited += int(instruction.arg or 0) - 1
+        elif awaited and instruction.opname.startswith("STORE_"):
+            stored = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+            names.update(str(name) for name in stored)
+            awaited = max(0, awaited - len(stored))
+        elif instruction.opname not in ("CACHE", "EXTENDED_ARG"):
+            awaited = 0
+    return frozenset(names)

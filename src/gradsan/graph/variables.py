@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dis
-import functools
 import itertools
 import sys
 import threading
@@ -19,7 +17,7 @@ from torch import nn
 
 from gradsan import _torch
 from gradsan._imports import stored_in
-from gradsan.graph.live import leads_through_library
+from gradsan.graph.live import leads_through_library, loop_variables
 from gradsan.record.stacks import file_of, is_user_file, qualified_name
 
 _MOST_OBJECTS = 20_000
@@ -151,9 +149,9 @@ class _SharedSearches(threading.local):
         while user is not None and not is_user_file(user.f_code.co_filename):
             user = user.f_back
         if not self.depth or user is None:
-            yield from _places(frame)
+            yield from _places(spaces_of(frame))
             return
-        known, rest = self._known.setdefault(user, ([], _places(user)))
+        known, rest = self._known.setdefault(user, ([], _places(spaces_of(user))))
         at = 0
         while True:
             if at == len(known):
@@ -180,8 +178,12 @@ def modules_in(frame: FrameType | None) -> list[nn.Module]:
     return list({id(one.step.value): one.step.value for one in SHARED.places(frame) if one.name is not None}.values())
 
 
-def _places(frame: FrameType | None) -> Iterator[_Place]:
-    spaces = spaces_of(frame)
+def search_in(spaces: Iterable[Space], wanted: Callable[[Any], bool]) -> Iterator[Found]:
+    """Search as :func:`search` does, from the variables of ``spaces``."""
+    return (place.found() for place in _places(list(spaces)) if _matches(place.tensor, wanted))
+
+
+def _places(spaces: list[Space]) -> Iterator[_Place]:
     queue = deque(
         _Step(name, value, 0, space.scope)
         for space in spaces
@@ -292,37 +294,13 @@ def spaces_of(frame: FrameType | None) -> list[Space]:
         file = file_of(code)
         if not _torch.is_module_level(one):
             scope = Scope(file, qualified_name(code))
-            spaces.append(Space(scope, _torch.locals_of(one), _loop_variables(code), one.f_lineno))
+            spaces.append(Space(scope, _torch.locals_of(one), loop_variables(code), one.f_lineno))
         if id(one.f_globals) not in globals_seen:
             globals_seen.add(id(one.f_globals))
             module = of_modules.get(id(one.f_globals))
-            loops, line = (_loop_variables(module.f_code), module.f_lineno) if module is not None else (frozenset(), 0)
+            loops, line = (loop_variables(module.f_code), module.f_lineno) if module is not None else (frozenset(), 0)
             spaces.append(Space(Scope(file, "<module>"), dict(one.f_globals), loops, line))
     return spaces
-
-
-def is_loop_variable(frame: types.FrameType, name: str) -> bool:
-    """Whether ``name`` is a variable of a ``for`` loop in the code of ``frame``."""
-    return name in _loop_variables(frame.f_code)
-
-
-@functools.lru_cache(maxsize=1024)
-def _loop_variables(code: types.CodeType) -> frozenset[str]:
-    """Return the variables that the ``for`` loops of a function or module assign."""
-    names: set[str] = set()
-    awaited = 0
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "FOR_ITER":
-            awaited = 1
-        elif awaited and instruction.opname.startswith("UNPACK"):
-            awaited += int(instruction.arg or 0) - 1
-        elif awaited and instruction.opname.startswith("STORE_"):
-            stored = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
-            names.update(str(name) for name in stored)
-            awaited = max(0, awaited - len(stored))
-        elif instruction.opname not in ("CACHE", "EXTENDED_ARG"):
-            awaited = 0
-    return frozenset(names)
 
 
 def _matches(tensor: torch.Tensor, wanted: Callable[[Any], bool]) -> bool:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from gradsan.lint._findings import Hit, Spot, Suggestion
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited, with_keyword
-from gradsan.source.flow.kept import additions
 from gradsan.source.flow.modules import in_place_argument
+from gradsan.source.intent.additions import additions
 from gradsan.source.rewrite.out_of_place import out_of_place
 from gradsan.source.rewrite.updates import under_no_grad
 from gradsan.source.tree import SourceFile, Span, read_source

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gradsan.source.flow.targets import *
     from gradsan.source.flow.writing import *
     from gradsan.source.identifiers import *
+    from gradsan.source.intent.additions import *
     from gradsan.source.intent.conditions import *
     from gradsan.source.intent.contents import *
     from gradsan.source.intent.flags import *
@@ -75,7 +76,7 @@ _NAMES = {
     "flow.cuts": "Cut find_cuts grad_left_off grad_switched_off takes_cut",
     "flow.emptied": "forget_collected is_drawn_by_chance",
     "flow.kept": (
-        "Addition added_to_optimizer additions are_later_rounds are_updated_alike assignments averaged_array "
+        "added_to_optimizer are_later_rounds are_updated_alike assignments averaged_array "
         "chooses_parameters is_bound_by_choice is_computed_in_rounds is_filled_once is_target_in_rounds"
     ),
     "flow.members": "container_of is_mapped is_taken_for_copy is_walked_over put_back",
@@ -102,6 +103,7 @@ _NAMES = {
         "is_of_itself number_given reads_from reads_gradient scaled_before writing_at"
     ),
     "identifiers": "assigned_names consumed_names",
+    "intent.additions": "Addition additions",
     "intent.attributes": "bound_in_class uses_in",
     "intent.conditions": (
         "clears_its_condition compared_scores context_around is_called_with_graph is_checked is_conditional "

@@ -12,13 +12,13 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
-from types import FrameType
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from gradsan import _torch
 from gradsan.detect.gradients.lost_updates import Graph
 from gradsan.graph import naming, walk
-from gradsan.graph.variables import Found
+from gradsan.graph.variables import Found, search_in
 from gradsan.model import Clue, Failure
 from gradsan.record.detector import Detector, Run
 from gradsan.record.ledger import site_that_made
@@ -58,15 +58,28 @@ class GrowingGraphs(Detector):
 
     @_torch.hushed()
     def _look_at_graphs(self, entry: RawBackward, rounds: int) -> None:
-        from gradsan.detect.graphs.growing_sums import bytes_kept, is_bare_chain, reaches_back
-
         clock, stack = entry.clock, entry.stack
         past = [one for one in self._backwards.before_in_thread(clock) if one.stack is stack]
         borders = [one.sequence for one in past]
         if len(borders) < rounds - 1:
             return
+        from gradsan.graph.held_objects import is_run_by_library, spaces_of_objects
+
+        grown = self._grown(entry, rounds, borders, _groups(naming.find(sys._getframe(1), naming.has_graph)))
+        if not grown and is_run_by_library(stack):
+            held = _groups(search_in(spaces_of_objects(), naming.has_graph))
+            grown = self._grown(entry, rounds, borders, held)
+        if grown:
+            self._report_grown(entry, rounds, sorted(grown, key=lambda one: one[:2]), borders[len(borders) // 2])
+
+    def _grown(
+        self, entry: RawBackward, rounds: int, borders: list[int], groups: dict[str, list[Found]]
+    ) -> list[tuple[Any, ...]]:
+        """Return those of the groups whose graph reaches back over the rounds and has grown since the first look."""
+        from gradsan.detect.graphs.growing_sums import bytes_kept, is_bare_chain, reaches_back
+
         grown = []
-        for path, members in _groups(sys._getframe(1)).items():
+        for path, members in groups.items():
             roots = walk.roots_of(one.tensor for one in members)
             if not any(reaches_back(root, borders[len(borders) // 2]) for root in roots):
                 continue
@@ -79,17 +92,18 @@ class GrowingGraphs(Detector):
             if covered < 0.75 * len(borders) or is_bare_chain(order, borders[len(borders) // 2]):
                 continue
             size = bytes_kept(order)
-            known = self._sizes.get((id(stack), path))
-            self._sizes[id(stack), path] = (len(order), size)
+            known = self._sizes.get((id(entry.stack), path))
+            self._sizes[id(entry.stack), path] = (len(order), size)
             if known is not None and len(order) > 1.3 * known[0]:
                 per_round = (size - known[1]) / (SECOND_LOOK - FIRST_LOOK)
                 kept = {number for number in numbers if number < borders[len(borders) // 2]}
                 first = min(_torch.node_sequence(one.tensor.grad_fn) or 0 for one in members)
                 grown.append((first, path, members, len(order), size, per_round, kept))
-        if grown:
-            self._report_grown(entry, rounds, sorted(grown, key=lambda one: one[:2]), borders[len(borders) // 2])
+        return grown
 
     def _report_grown(self, entry: RawBackward, rounds: int, grown: list[Any], border: int) -> None:
+        from gradsan.graph.held_objects import holder_clue
+
         backward, awaited = read_backward(entry), []
         ran = set(walk.engine_order(backward.roots))
 
@@ -101,7 +115,8 @@ class GrowingGraphs(Detector):
             values = {"rounds": rounds, "nodes": nodes, "bytes": size, "bytes_per_round": int(per_round)}
             made = site_that_made(self._core, members[0].tensor.grad_fn, threading.get_ident())
             clue = Clue("grown", made, name=path, values=values)
-            failure = Failure("graph_grows", "", "", symbolise(entry.stack), (clue,), raised=False)
+            clues = (clue, *holder_clue(path, members[0]))
+            failure = Failure("graph_grows", "", "", symbolise(entry.stack), clues, raised=False)
             # ``autograd.grad`` runs only what leads to its inputs: inner steps of meta-learning wait for a backward of
             # another line.
             if backward.via == "backward" and _is_spent(backward, ran, members, border):
@@ -132,9 +147,10 @@ def _is_spent(backward: BackwardRecord, ran: set[Any], members: list[Found], bor
     return not backward.retain_graph and any(one.tensor.grad_fn in ran for one in members)
 
 
-def _groups(frame: FrameType) -> dict[str, list[Found]]:
-    """The live tensors with a graph, grouped by their container."""
+def _groups(found: Iterable[Found]) -> dict[str, list[Found]]:
+    """Live tensors with a graph, grouped by the container that they are elements of."""
     groups: dict[str, list[Found]] = {}
-    for one in naming.find(frame, naming.has_graph):
-        groups.setdefault(one.within or one.path, []).append(one)
+    for one in found:
+        is_element = one.within is not None and one.container in naming.COLLECTING
+        groups.setdefault(one.within if is_element and one.within else one.path, []).append(one)
     return groups

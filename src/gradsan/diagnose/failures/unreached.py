@@ -317,9 +317,9 @@ def graph_grows(failure: Failure) -> Diagnosis:
     used = failure.site.user_frame
     added = () if used is None or grown is None or not grown.name else source.additions(used, grown.name)
     here = None if grown is None or grown.site is None else grown.site.shown_frame
-    if here is not None and grown is not None and grown.name and "." in grown.name and not added:
-        # A method of its own adds to it.
-        added = _made_at(here, source.additions(here, f"self.{grown.name.rpartition('.')[2]}"))
+    holder = failure.clue("holder")
+    if holder is not None and holder.site is not None and not added:
+        added = tuple(one for at in holder.site.frames for one in source.additions(at, str(holder.name), within=True))
     elif facts.get("summed") and here is not None:
         added = _made_at(here, added)
     return parts.diagnosis(

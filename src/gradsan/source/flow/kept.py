@@ -9,46 +9,17 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gradsan.model import Frame
-from gradsan.source.change import Change, Edit, edited, insert_after
+from gradsan.source.change import Change, insert_after
 from gradsan.source.flow.modules import constructors
 from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, leaf_name, local_nodes
 from gradsan.source.locate import Statement, statement_at
-from gradsan.source.methods import CONTAINERS, KEEPS_ONE
+from gradsan.source.methods import CONTAINERS
 from gradsan.source.tree import SourceFile, header_nodes, read_source
 
-_JOINING = ("cat", "concat", "hstack", "vstack")
 _NAMING = frozenset({"named_parameters", "named_modules", "named_children"})
-_SIMPLE = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
-
-
-@dataclass(frozen=True, slots=True)
-class Addition:
-    """A statement that adds ``value`` to something kept, and, where known, its line with the value detached."""
-
-    frame: Frame
-    value: str
-    change: Change | None
-
-
-def additions(frame: Frame, path: str) -> tuple[Addition, ...]:
-    """The places in the file of ``frame`` that add to ``path``.
-
-    ``path.append(x)``, ``path += x``, ``path = path + x``, ``path = torch.cat([path, x])``, ``path[k] = x``.
-    """
-    wanted, source = _as_python(path), read_source(frame.file)
-    if wanted is None or source is None:
-        return ()
-    found = []
-    for node in source.nodes:
-        value = _added(node, wanted)
-        if value is not None:
-            statement = source.statement(value) or node
-            text = source.text(value) if isinstance(value, _SIMPLE) else f"({source.text(value)})"
-            found.append(Addition(_frame(source, frame, statement), text, value_detached(source, value)))
-    return tuple(found)
 
 
 def assignments(frame: Frame, path: str) -> tuple[tuple[str, Frame], ...]:
@@ -64,7 +35,7 @@ def assignments(frame: Frame, path: str) -> tuple[tuple[str, Frame], ...]:
     for part in _parts(path):
         for node in source.nodes:
             if isinstance(node, ast.stmt) and any(ast.unparse(target) == part for target in _targets(node)):
-                found.append((part, _frame(source, frame, node)))
+                found.append((part, frame_at_node(source, frame, node)))
         owner, _, attribute = part.rpartition(".")
         methods = _binding_methods(source, attribute) if owner not in ("", "self") else frozenset()
         for node in source.nodes if methods else ():
@@ -72,7 +43,7 @@ def assignments(frame: Frame, path: str) -> tuple[tuple[str, Frame], ...]:
             if not isinstance(node, ast.Expr) or not isinstance(call, ast.Call):
                 continue
             if isinstance(call.func, ast.Attribute) and call.func.attr in methods:
-                found += [(part, _frame(source, frame, node))] if ast.unparse(call.func.value) == owner else []
+                found += [(part, frame_at_node(source, frame, node))] if ast.unparse(call.func.value) == owner else []
     return tuple(found)
 
 
@@ -237,7 +208,8 @@ def _is_loss(call: ast.Call, made: Sequence[ast.expr]) -> bool:
     return leaf_name(call.func) in _LOSSES or any(one.endswith("Loss") for one in kinds)
 
 
-def _as_python(path: str) -> str | None:
+def as_python(path: str) -> str | None:
+    """The expression as ``ast.unparse`` spells it; None where it is none."""
     try:
         return ast.unparse(ast.parse(path, mode="eval"))
     except SyntaxError:
@@ -246,7 +218,7 @@ def _as_python(path: str) -> str | None:
 
 def _parts(path: str) -> Iterator[str]:
     """``net[0].weight``, ``net[0]`` and ``net`` of ``net.0.weight`` or ``net[0].weight``."""
-    text = _as_python(re.sub(r"\.(\d+)", r"[\1]", path))
+    text = as_python(re.sub(r"\.(\d+)", r"[\1]", path))
     node = None if text is None else ast.parse(text, mode="eval").body
     while node is not None and ast.unparse(node) != "self":
         yield ast.unparse(node)
@@ -259,57 +231,8 @@ def _targets(node: ast.stmt) -> list[ast.expr]:
     return [node.target] if isinstance(node, ast.AnnAssign) and node.value is not None else []
 
 
-def _added(node: ast.AST, wanted: str) -> ast.expr | None:
-    """The value that ``node`` adds to ``wanted``; None where it adds nothing to it."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in KEEPS_ONE:
-        position = KEEPS_ONE[node.func.attr]
-        if len(node.args) > position and ast.unparse(node.func.value) == wanted:
-            return node.args[position]
-    if isinstance(node, ast.AugAssign) and ast.unparse(node.target) == wanted:
-        return _single(node.value)
-    if not isinstance(node, ast.Assign) or len(node.targets) != 1:
-        return None
-    if ast.unparse(node.targets[0]) == wanted:
-        return _added_anew(node.value, wanted)
-    if isinstance(node.targets[0], ast.Subscript):
-        return node.value if ast.unparse(node.targets[0].value) == wanted else None
-    return None
-
-
-def _added_anew(value: ast.expr, wanted: str) -> ast.expr | None:
-    """The value added to or joined with ``wanted``: ``x`` of ``wanted + x`` and of ``torch.cat([wanted, x])``."""
-    terms: list[ast.expr] = []
-    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add):
-        terms = [value.left, value.right]
-    elif isinstance(value, ast.Call) and leaf_name(value.func) in _JOINING and value.args:
-        joined = value.args[0]
-        terms = list(joined.elts) if isinstance(joined, ast.List | ast.Tuple) else []
-    others = [one for one in terms if ast.unparse(one) != wanted]
-    return _single(others[0]) if len(others) == 1 and len(terms) == 2 else None
-
-
-def _single(value: ast.expr) -> ast.expr | None:
-    """``value`` itself; the one element of a list display, None where it has several."""
-    if isinstance(value, ast.List | ast.Tuple):
-        return value.elts[0] if len(value.elts) == 1 else None
-    return value
-
-
-def value_detached(source: SourceFile, value: ast.expr) -> Change | None:
-    """The statement with ``.detach()`` at a value, which gets parentheses where it is an operation."""
-    span = source.span(value)
-    if isinstance(value, ast.BinOp | ast.UnaryOp):
-        edits = [
-            Edit.before(span, "("),
-            Edit.after(span, ").detach()"),
-        ]
-        return edited(source, edits, "detach")
-    if not isinstance(value, _SIMPLE):
-        return None
-    return edited(source, [Edit.after(span, ".detach()")], "detach")
-
-
-def _frame(source: SourceFile, like: Frame, node: ast.AST) -> Frame:
+def frame_at_node(source: SourceFile, like: Frame, node: ast.AST) -> Frame:
+    """The frame of a node in the file of ``like``."""
     span = source.span(node)
     function = source.scope_name(node) if isinstance(node, ast.stmt) else like.function
     place = statement_at(replace(like, line=span.line, column=span.column))

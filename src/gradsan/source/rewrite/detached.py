@@ -11,7 +11,6 @@ from itertools import takewhile
 from gradsan.model import Frame, Held
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.flow.calls import yielding_loop
-from gradsan.source.flow.kept import value_detached
 from gradsan.source.flow.modules import Shape
 from gradsan.source.flow.reaching import is_still_argument, reaching
 from gradsan.source.flow.rounds import after_round, detach_after, shape_bound_at
@@ -25,6 +24,7 @@ from gradsan.source.identifiers import (
     local_nodes,
     parameters,
 )
+from gradsan.source.intent.additions import value_detached
 from gradsan.source.intent.conditions import is_conditional
 from gradsan.source.locate import Statement, expression_at, frame_of, statement_at
 from gradsan.source.methods import BACKWARDS, CUTTING, FUNCTIONS_MAKING_NEW, METADATA
