@@ -14,7 +14,7 @@ from torch import nn
 
 import gradsan
 from cases import each
-from gradsan.detect.meaning.terms import cut_terms
+from gradsan.detect.meaning.terms import constant_terms
 
 ROUNDS = 6
 FROZEN = nn.Linear(3, 2).requires_grad_(False)
@@ -258,8 +258,8 @@ def test_not_a_warning(mode: str) -> None:
 
 def test_a_line_that_adds_many_terms_looks_for_a_name_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A solver adds hundreds of detached values to its losses; a search for names takes milliseconds."""
-    looked = []
-    monkeypatch.setattr(cut_terms, "_name_of", lambda *_: looked.append(1))
+    looked = list[int]()
+    monkeypatch.setattr(constant_terms.Terms, "_found", lambda *_: looked.append(1))
     net = nn.Linear(5, 4)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     with gradsan.watch():

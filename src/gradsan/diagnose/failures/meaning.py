@@ -297,7 +297,8 @@ def _constant_joined(
             *parts.label_of(added, "note", "label.constant_added", values),
             *parts.used(failure, "label.constant_ignored", values),
         ),
-        tensor=parts.tensor_of(computed, name) if name else None,
+        # A person calls the whole term by its name: the penalty, not the gradients or the norms that it is made of.
+        tensor=parts.tensor_of(added) if added.name else parts.tensor_of(computed, name) if name else None,
         fixes=(parts.fix(kind, "changed", values, lines=lines),),
     )
 

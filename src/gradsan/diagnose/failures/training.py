@@ -6,8 +6,9 @@ rounds, and each is a warning, except where parameters may well have been left o
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
@@ -15,6 +16,7 @@ from gradsan.diagnose.failures import parts
 from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Label, Message, Site
 
 _PERHAPS_MEANT = frozenset({"criterion", "left_out_end", "left_out_chosen", "own_term", "unregistered_one"})
+_FEW = 16
 _VARIANTS = re.compile("_(end|chosen|one)$")
 
 
@@ -40,7 +42,7 @@ def without_optimizer(failure: Failure) -> Diagnosis | None:
         "GS423",
         "parameter_without_optimizer",
         values=values,
-        severity="note" if evidence in _PERHAPS_MEANT else "warning",
+        severity="note" if evidence in _PERHAPS_MEANT and not _is_weighting(evidence, parameters) else "warning",
         explanation=f"explanation.without_optimizer_{evidence.removesuffix('_end')}",
         labels=(
             *(_where_held(failure, parameters[0].name, values) if kind == "unregistered" else ()),
@@ -57,6 +59,12 @@ def without_optimizer(failure: Failure) -> Diagnosis | None:
         ),
         notes=notes,
     )
+
+
+def _is_weighting(evidence: str, parameters: Sequence[Clue]) -> bool:
+    """Whether all that a module of its own has are a few numbers: temperatures or weights of a loss, no network."""
+    sizes = [math.prod(one.shape) for one in parameters]
+    return evidence == "criterion" and parameters[0].count("parameters") == len(sizes) and max(sizes) <= _FEW
 
 
 def _whole(failure: Failure, parameter: Clue, values: Mapping[str, object]) -> Fix:
@@ -216,6 +224,7 @@ def schedule_without_effect(failure: Failure) -> Diagnosis | None:
             *parts.label_of(other, "note", "label.other_optimizer", values),
             *parts.used(failure, "label.steps_unscheduled", values),
         ),
+        tensor=parts.tensor_of(scheduler, str(values["name"])),
         fixes=(parts.fix("schedule_anew", "changed", values),),
     )
 

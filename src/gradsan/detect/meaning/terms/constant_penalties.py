@@ -21,6 +21,7 @@ term was added to the loss).
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ import torch
 
 from gradsan import _torch
 from gradsan.detect.meaning.rounds import RoundDetector
-from gradsan.detect.meaning.terms.constant_terms import LISTED, SUMS, made_of, sums_below
+from gradsan.detect.meaning.terms.constant_terms import LISTED, SUMS, Terms, made_of, sums_below
 from gradsan.detect.memory import Uncounted
 from gradsan.graph import walk
 from gradsan.model import Clue
@@ -59,7 +60,7 @@ class _Origin(NamedTuple):
 class _Joined(NamedTuple):
     number: int | None
     read: _Origin
-    added: Any
+    added: Clue
     facts: dict[str, Any]
 
 
@@ -120,6 +121,7 @@ class ConstantPenalties(RoundDetector):
         self._held: dict[int, tuple[Any, Any]] = {}
         self._joined: list[_Joined] = []
         self._begun = 0
+        self._terms = Terms()
         self._early = self._notes(list[tuple[Noted, RawBackward, _Joined]]())
         # By the end of the watching, the parameters of a function that has returned are gone.
         run.get(Uncounted).on_replaced.append(lambda *_: self._drop_written())
@@ -128,6 +130,7 @@ class ConstantPenalties(RoundDetector):
         """Note the trained parameters."""
         self._held.clear()
         self._joined.clear()
+        self._terms.clear()
         self._begun = entry.clock
         if entry.stack is None:
             self._parameters = {}
@@ -148,15 +151,20 @@ class ConstantPenalties(RoundDetector):
         if self.is_before_first_backward and (op.endswith("__") or not op.endswith("_")):
             self._begun = self._core.clock if self._add_leaves(given) else self._begun
         for made, sources in made_of(op, given, result):
-            origin = next((origin for tensor in sources if (origin := self._origin(tensor)) is not None), None)
+            found = ((origin, tensor) for tensor in sources if (origin := self._origin(tensor)) is not None)
+            origin, read = next(found, (None, None))
             if made.requires_grad:
                 node = _torch.grad_fn_of(made)
                 name = "" if node is None else node.name()
                 if origin is not None and name in SUMS and (made.numel() == 1 or name in LISTED):
                     facts = {**_torch.facts_of(made), "shape": ()}
-                    self._joined.append(_Joined(_torch.node_sequence(node), origin, self._core.stack(), facts))
+                    stack = self._core.stack()
+                    named = self._terms.name(stack, read if len(sources) > 1 else None, sys._getframe(1))
+                    added = Clue("added", symbolise(stack), name=named, values=facts)
+                    self._joined.append(_Joined(_torch.node_sequence(node), origin, added, facts))
             elif made.is_floating_point() and op not in _ON_PURPOSE and len(self._held) < _TENSORS_FOLLOWED:
                 self._hold(op, made, origin, sources)
+                self._terms.note(op, made, read)
 
     def _add_leaves(self, given: list[Any]) -> bool:
         """Note the leaves that a call reads; whether there was a new one."""
@@ -218,7 +226,7 @@ class ConstantPenalties(RoundDetector):
             ROW,
             entry.stack,
             Clue("read", symbolise(found.read.stack), values=values),
-            Clue("added", symbolise(found.added)),
+            found.added,
         )
 
     def settle(self) -> None:

@@ -9,16 +9,20 @@ a factor or an input of the loss, or was detached, it is data on purpose, and no
 that ``torch.autograd.functional`` detaches itself are followed on.
 
 Row: ``term_is_constant``. Roles: ``asked`` (the call that returned the gradient; ``name`` of a ``.grad``; ``values``:
-``shape``, ``dtype``, ``device``), ``added`` (where the term was added to the loss).
+``shape``, ``dtype``, ``device``), ``added`` (where the term was added to the loss; ``name``, that of the term;
+``values`` as before).
 """
 
 from __future__ import annotations
 
 import collections
+import functools
+import operator
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.graph import Node
@@ -42,7 +46,60 @@ LISTED = frozenset({"StackBackward0", "CatBackward0"})
 _SCALED = frozenset({"MulBackward0", "DivBackward0", "NegBackward0", "SumBackward0", "MeanBackward0", "ViewBackward0"})
 _COMPARED = frozenset({"MseLossBackward0", "L1LossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0"})
 _ON_PURPOSE = frozenset({"detach", "detach_"})
+SCALES = frozenset({"mul", "__mul__", "__rmul__", "div", "__truediv__", "true_divide", "mul_", "div_"})
+REDUCES = SCALES | {"mean", "sum", "neg", "__neg__"}
+_REDUCED_AT_MOST, _KEPT = 4, 256
 _FUNCTIONAL = torch.autograd.functional.__file__
+
+
+class Terms:
+    """Names of constants as a loss adds them: ``gp``, of ``loss + lam * gp.mean()``."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[_torch.weak_tensor, ...]] = {}
+        """A value and what it was computed from, the nearest first, by the ``id`` of the value."""
+        self._names: dict[RawStack, str | None] = {}
+
+    def clear(self) -> None:
+        """Drop the values of a round."""
+        self._of.clear()
+
+    def note(self, op: str, made: torch.Tensor, source: torch.Tensor | None) -> None:
+        """Note what a call has multiplied, or reduced to one number."""
+        if op in REDUCES and source is not None and len(self._of) < _KEPT:
+            self._of[id(made)] = _torch.weak_tensor(made), *self._chain(source)
+
+    def name(self, stack: RawStack, term: torch.Tensor | None, frame: FrameType) -> str | None:
+        """Return the program's name of what is added at ``stack``, or of what that is a multiple or a mean of."""
+        # To look for a name takes milliseconds, and a line may add up hundreds of terms in a round.
+        if stack not in self._names:
+            self._names[stack] = self._found(term, frame)
+        return self._names[stack]
+
+    def _chain(self, tensor: torch.Tensor) -> tuple[_torch.weak_tensor, ...]:
+        known = self._of.get(id(tensor), ())
+        return known if known and known[0]() is tensor else (_torch.weak_tensor(tensor),)
+
+    def _found(self, term: torch.Tensor | None, frame: FrameType) -> str | None:
+        for weak in () if term is None else self._chain(term)[:_REDUCED_AT_MOST]:
+            one = weak()
+            found = () if one is None else naming.find(frame, functools.partial(operator.is_, one))
+            best = min(found, key=lambda each: each.depth, default=None)
+            if best is not None:
+                return best.path
+        return None
+
+
+class _Sum(NamedTuple):
+    """A sum with a constant: the number of its Node, where it is, and the constant's name and facts."""
+
+    number: int | None
+    stack: RawStack
+    name: str | None = None
+    facts: Mapping[str, Any] = {}
+
+    def as_clue(self) -> Clue:
+        return Clue("added", symbolise(self.stack), name=self.name, values=self.facts)
 
 
 @dataclass(slots=True)
@@ -59,8 +116,8 @@ class _Followed:
     facts: dict[str, Any]
     outputs: frozenset[int | None]
     held: dict[int, Any] = field(default_factory=dict)
-    joined: list[tuple[int | None, Any]] = field(default_factory=list)
-    residuals: list[tuple[int | None, Any]] = field(default_factory=list)
+    joined: list[_Sum] = field(default_factory=list)
+    residuals: list[_Sum] = field(default_factory=list)
     leaves: dict[int, Any] = field(default_factory=dict)
     leaf: _torch.weak_tensor | None = None
     is_data: bool = False
@@ -77,6 +134,7 @@ class ConstantTerms(Finder):
         self._followed: list[_Followed] = []
         self._open: list[_Followed] = []
         self._patches = Patches()
+        self._terms = Terms()
 
     def forget(self) -> None:
         self.settle()
@@ -164,8 +222,8 @@ class ConstantTerms(Finder):
         self._stop()
         for one in followed:
             if one.thread == entry.thread:
-                stack = _joined_at(one, read_backward(entry).roots)
-                if stack is not None and one.stack not in self._described:
+                added = _joined_at(one, read_backward(entry).roots)
+                if added is not None and one.stack not in self._described:
                     self._described.add(one.stack)
                     leaf = None if one.leaf is None else one.leaf()
                     held = None if leaf is None else naming.name_of(leaf, sys._getframe(1))
@@ -175,7 +233,7 @@ class ConstantTerms(Finder):
                         ROW,
                         entry.stack,
                         Clue("asked", symbolise(one.stack), name=name, values=facts),
-                        Clue("added", symbolise(stack)),
+                        added,
                     )
 
     def _stop(self) -> None:
@@ -195,12 +253,12 @@ class ConstantTerms(Finder):
             read = [tensor for tensor in given if _holds(one.held, tensor)]
             if read:
                 one.leaf = one.leaf or next((one.leaves[id(held)] for held in read if id(held) in one.leaves), None)
-                self._follow(one, op, given, result)
+                self._follow(one, op, given, result, read[-1])
         if self._open[0].calls >= _CALLS_FOLLOWED:
             del self._open[0]
             self._listeners.call_on_result(self._on_result, bool(self._open))
 
-    def _follow(self, one: _Followed, op: str, given: list[Any], result: Any) -> None:
+    def _follow(self, one: _Followed, op: str, given: list[Any], result: Any, read: torch.Tensor) -> None:
         if op in _ON_PURPOSE:
             one.is_data = True
             return
@@ -214,25 +272,28 @@ class ConstantTerms(Finder):
                     if name in SUMS or name in _COMPARED:
                         self._note_residual(one, node, given)
                 else:
-                    one.joined.append((_torch.node_sequence(node), self._core.stack()))
+                    stack = self._core.stack()
+                    named = self._terms.name(stack, read if len(given) > 1 else None, sys._getframe(1))
+                    one.joined.append(_Sum(_torch.node_sequence(node), stack, named, _torch.facts_of(read)))
             elif made.is_floating_point() and len(one.held) < _TENSORS_FOLLOWED:
                 one.held[id(made)] = _torch.weak_tensor(made)
+                self._terms.note(op, made, read)
 
     def _note_residual(self, one: _Followed, node: Node, given: list[Any]) -> None:
         made_by = (_torch.grad_fn_of(tensor) for tensor in given if tensor.requires_grad)
         starts = [maker for maker in made_by if maker is not None]
         if not one.residuals and not one.outputs.isdisjoint(map(_torch.node_sequence, walk.engine_order(starts))):
-            one.residuals.append((_torch.node_sequence(node), self._core.stack()))
+            one.residuals.append(_Sum(_torch.node_sequence(node), self._core.stack()))
 
 
-def _joined_at(one: _Followed, roots: tuple[Node, ...]) -> Any:
-    """Return the stack of the sum by which a constant became a part of this loss; None where none did."""
+def _joined_at(one: _Followed, roots: tuple[Node, ...]) -> Clue | None:
+    """Return the sum by which a constant became a part of this loss; None where none did."""
     if one.joined and not one.is_data:
         sums = set(sums_below(roots))
-        return next((stack for number, stack in one.joined if number in sums), None)
+        return next((sum_.as_clue() for sum_ in one.joined if sum_.number in sums), None)
     if one.residuals:
         ran = set(map(_torch.node_sequence, walk.engine_order(roots)))
-        return next((stack for number, stack in one.residuals if number in ran), None)
+        return next((sum_.as_clue() for sum_ in one.residuals if sum_.number in ran), None)
     return None
 
 

@@ -17,11 +17,9 @@ of the term, ``how``: ``no_grad``, ``discrete``, ``detached`` or, past autograd 
 from __future__ import annotations
 
 import functools
-import operator
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -31,11 +29,20 @@ from gradsan import _torch
 from gradsan.detect.exports import Exports
 from gradsan.detect.meaning.made import is_in_forward
 from gradsan.detect.meaning.rounds import RoundDetector
-from gradsan.detect.meaning.terms.constant_terms import LISTED, SUMS, leaves_near, made_of, numbers_below, sums_below
+from gradsan.detect.meaning.terms.constant_terms import (
+    LISTED,
+    REDUCES,
+    SCALES,
+    SUMS,
+    Terms,
+    leaves_near,
+    made_of,
+    numbers_below,
+    sums_below,
+)
 from gradsan.detect.meaning.terms.drawn_samples import DrawnSamples
 from gradsan.detect.memory import Uncounted
 from gradsan.detect.one_tensor.second_names import DetachedLeaves
-from gradsan.graph import naming
 from gradsan.model import Clue
 from gradsan.record.detector import Run
 from gradsan.record.log import RawStack
@@ -47,8 +54,6 @@ _ON_PURPOSE = frozenset({"detach", "detach_", "clone", "copy_"})
 _ADDS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__", "stack", "cat"})
 _CONVERSIONS = ("to", "float", "double", "half", "bfloat16", "type", "int", "long", "bool")
 """Methods that are no operators, and are not logged: they are wrapped for the length of a round."""
-_SCALES = frozenset({"mul", "__mul__", "__rmul__", "div", "__truediv__", "true_divide", "mul_", "div_"})
-_REDUCES = _SCALES | {"mean", "sum", "neg", "__neg__"}
 _LOGARITHMS = frozenset({"log", "log_"})
 _PICKS = frozenset({"argmax", "argmin", "argsort", "max", "min", "multinomial", "sort", "topk"})
 _INDEXED = ("__getitem__", "embedding", "gather", "index", "scatter", "take")
@@ -125,7 +130,7 @@ class CutTerms(RoundDetector):
         self._passing = self._notes(list[tuple[Any, _Joined]]())
         """Sums with written memory that may be a state, to be looked at in the next round."""
         self._arrays = dict[Cut, None]()
-        self._names = self._notes(dict[RawStack, str | None]())
+        self._terms = Terms()
         self._left = self._notes(dict[int, tuple[Any, Cut]]())
 
     def left(self, leaf: torch.Tensor) -> Cut | None:
@@ -145,6 +150,7 @@ class CutTerms(RoundDetector):
         self._filled.clear()
         self._read_as_data.clear()
         self._joined.clear()
+        self._terms.clear()
         self._watch((*_CONVERSIONS, "detach"), self._converted)
         self._arrays.clear()
         return True
@@ -246,10 +252,8 @@ class CutTerms(RoundDetector):
         # What a library adds up (the density of a point mass) is its own affair.
         if not is_called_by_program(stack):
             return
-        # To look for a name takes milliseconds, and a line may add up hundreds of terms in a round.
-        if stack not in self._names:
-            self._names[stack] = _name_of(term, sys._getframe(1))
-        self._joined.append(_Joined(_torch.node_sequence(node), term.cuts, stack, self._names[stack], facts, memory))
+        name = self._terms.name(stack, term.weak(), sys._getframe(1))
+        self._joined.append(_Joined(_torch.node_sequence(node), term.cuts, stack, name, facts, memory))
 
     def _follow(self, op: str, made: Any, given: list[Any], held: list[_Held]) -> None:
         cuts = tuple(dict.fromkeys(cut for one in held for cut in one.cuts))
@@ -283,9 +287,10 @@ class CutTerms(RoundDetector):
                 for leaf in (*below, *leaves):
                     self.note_left(leaf, left[0] if left else Cut(stack, op, (), how))
         if cuts or measured:
-            unscaled = held[0].weak if held and op in _SCALES else None
-            is_whole = op == "detach" or (op in _REDUCES and bool(held) and all(one.is_whole for one in held))
+            unscaled = held[0].weak if held and op in SCALES else None
+            is_whole = op == "detach" or (op in REDUCES and bool(held) and all(one.is_whole for one in held))
             self._held[id(made)] = _Held(_torch.weak_tensor(made), cuts, unscaled, is_whole, measured)
+            self._terms.note(op, made, held[0].weak() if held else None)
             if cuts and op.endswith("_"):
                 self._fill(made, cuts)
         else:
@@ -339,15 +344,3 @@ def _are_data(cuts: tuple[Cut, ...]) -> None:
     for cut in cuts:
         # What is written into memory in a loop is read from there for the next iteration, too.
         cut.is_data = cut.how != "written"
-
-
-def _name_of(held: _Held, frame: FrameType) -> str | None:
-    """Return the program's name of a term, or of the value that it is a multiple of."""
-    for weak in (held.weak, held.unscaled):
-        tensor = None if weak is None else weak()
-        if tensor is not None:
-            found = naming.find(frame, functools.partial(operator.is_, tensor))
-            best = min(found, key=lambda one: one.depth, default=None)
-            if best is not None:
-                return best.path
-    return None

@@ -22,6 +22,7 @@ from __future__ import annotations
 import collections
 import itertools
 import math
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ from torch.autograd.graph import Node
 from gradsan import _torch
 from gradsan.detect.meaning.made import Making, is_in_forward
 from gradsan.detect.meaning.rounds import RoundDetector
-from gradsan.detect.meaning.terms.constant_terms import SUMS, linear_below, numbers_below
+from gradsan.detect.meaning.terms.constant_terms import SUMS, Terms, linear_below, numbers_below
 from gradsan.detect.meaning.terms.cut_terms import ROW, Cut, CutTerms
 from gradsan.graph import walk
 from gradsan.model import Clue, Frame, Site
@@ -83,6 +84,7 @@ class _Use(NamedTuple):
     number: int | None
     facts: dict[str, Any]
     is_rounded: bool
+    name: str | None
 
 
 class _Awaited(NamedTuple):
@@ -114,6 +116,7 @@ class NumberTerms(RoundDetector):
         self._counts: collections.Counter[Frame] = collections.Counter()
         self._uses: dict[Any, _Use] = {}
         self._others: list[float] = []
+        self._terms = Terms()
         self._series = self._notes(dict[tuple[_Key, Any, str], _Series]())
         self._data = self._notes(set[_Key]())
         self._awaited = self._notes(dict[RawStack, _Awaited]())
@@ -124,6 +127,7 @@ class NumberTerms(RoundDetector):
         self._counts.clear()
         self._uses.clear()
         self._others.clear()
+        self._terms.clear()
         self._watch(_NUMBERS_GIVEN, self._became_number)
         return True
 
@@ -165,7 +169,9 @@ class NumberTerms(RoundDetector):
         if not self._taken or type(result) not in _torch.PLAIN_TENSORS:
             return
         node = _torch.grad_fn_of(result)
+        given = next((one for one in args if torch.is_tensor(one) and not one.requires_grad), None)
         if node is None:
+            self._terms.note(op, result, given)
             return
         values = [number for one in (*args, *kwargs.values()) if (number := _number(one)) is not None]
         if not values:
@@ -176,7 +182,9 @@ class NumberTerms(RoundDetector):
                 facts = {**_torch.facts_of(result), "shape": ()}
                 number = _torch.node_sequence(node)
                 is_rounded = not any(isinstance(one, float) for one in args)
-                self._uses[self._core.stack()] = _Use(values[0], op, number, facts, is_rounded)
+                stack = self._core.stack()
+                name = self._terms.name(stack, given, sys._getframe(1))
+                self._uses[stack] = _Use(values[0], op, number, facts, is_rounded, name)
         elif len(self._others) < _NUMBERS:
             self._others += values
 
@@ -247,7 +255,10 @@ class NumberTerms(RoundDetector):
         self._described.add(stack)
         values = {**use.facts, "how": "number"}
         self._report_at(
-            ROW, ran, Clue("read", symbolise(taken.stack), op=taken.op, values=values), Clue("added", symbolise(stack))
+            ROW,
+            ran,
+            Clue("read", symbolise(taken.stack), op=taken.op, values=values),
+            Clue("added", symbolise(stack), name=use.name, values=use.facts),
         )
 
 
