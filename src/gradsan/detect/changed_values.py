@@ -51,7 +51,7 @@ _LOGGED_TOGETHER = 2  # how far one thread moves the clock from the log entry of
 
 
 class Read(NamedTuple):
-    """A value that a Node of the graph has saved: an alias of it, and the number of the Node that made it, if any."""
+    """A value that a Node has saved, or (without a ``slot``) read: an alias, and the Node that made it, if any."""
 
     node: Node
     number: int
@@ -119,9 +119,10 @@ class ChangedValues(Detector):
                 raws = [raw for raw in writes.get(storage_of(saved), ()) if raw.sequence <= number]
                 read = read_of(node, number, slot, saved) if raws else None
                 if read is not None:
-                    self._judge(backward, read, raws, by_number)
+                    self.judge(backward, read, raws, by_number)
 
-    def _judge(self, backward: Any, read: Read, raws: list[RawWrite], by_number: dict[int, Any]) -> None:
+    def judge(self, backward: Any, read: Read, raws: list[RawWrite], by_number: dict[int, Any]) -> None:
+        """Report a read if one of the writes ``raws`` has changed what it reads."""
         made = self.made(read.number, backward.thread)
         if read.maker is None:
             alive = _of_this_life(raws, int(read.alias._version))
@@ -310,8 +311,7 @@ class ChangedValues(Detector):
 
     def has_found(self, stack: RawStack) -> bool:
         """Whether a write at ``stack`` belongs to a known conflict, or to one that waits for a gradient."""
-        waiting = (one.conflict for one in self._pending)
-        return self._findings.knows(stack) or any(is_written_at(conflict, stack) for conflict in waiting)
+        return self._findings.knows(stack) or any(is_written_at(one.conflict, stack) for one in self._pending)
 
     def keeps_gradient(self, maker: Any, raws: Sequence[RawWrite], others: Sequence[tuple[Any, str]] = ()) -> bool:
         """Whether the gradient without ``raws``, and ``others``, is meant: (stack, operation) of writes not logged."""

@@ -170,7 +170,8 @@ def named_tensor(facts: Facts) -> NamedTensor:
         shape=shape[::-1] if is_transposed else shape,
         dtype=save.tensor.dtype,
         device=save.tensor.device,
-        op=save.node,
+        # What a call has only read, it has not kept.
+        op=save.node if save.slot else None,
         operand=save.slot,
         transposed=is_transposed,
     )

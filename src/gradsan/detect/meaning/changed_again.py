@@ -199,15 +199,16 @@ class ChangedAgain(Finder):
             len({part.last.storage for part in parts}) < len(parts) == len({part.last.sequence for part in parts})
             and len(parts[0].last.shape) > 1
         )
-        is_sum = SCALES.isdisjoint(ops)
-        if (is_sum or FACTORS.issuperset(ops)) and not is_of_loader:
+        is_sum, adds = SCALES.isdisjoint(ops), not SHIFTS.isdisjoint(ops)
+        if (is_sum or (SHIFTS | FACTORS).issuperset(ops)) and not is_of_loader:
             # What is added and then subtracted is there for one round.
-            is_one_way = len({op in _ADDS for op in ops if op in SHIFTS}) == is_sum
+            is_one_way = len({op in _ADDS for op in ops if op in SHIFTS}) == adds
             is_noise = is_one_way and all(map(_is_noise, stacks)) and not source.is_of_copy(at, held)
-            is_batch = is_of_batches and (source.takes_result(place) or source.returns_argument(place, name))
+            is_stored = is_of_batches or (len(parts) > 1 and source.is_labelled(at, held))
+            is_batch = is_stored and (source.takes_result(place) or source.returns_argument(place, name))
             if is_noise and (is_batch or (is_sum and (is_of_batches or (len(parts) == 1 and times >= _TIMES_ALONE)))):
                 is_state = not is_batch and not source.is_labelled(at, held)
-                how = {"is_factor": "", "is_shifted": "noise" if is_sum else "", "is_drift": "yes" if is_state else ""}
+                how = {"is_factor": "", "is_shifted": "noise" if adds else "", "is_drift": "yes" if is_state else ""}
                 self._tell(used, stacks, parts, sites, name, ops, how)
                 return
         if is_sum and not is_of_loader:

@@ -5,6 +5,8 @@
 calls are checked in some rounds: a value that is older than an unrecorded write to its memory, in a call whose Node
 the backward runs. Memory exported to NumPy is compared with its earlier bytes: writes there are not logged.
 
+Beside them, tensors without a graph that a function of the program has written for its caller, as in ``ChangedValues``.
+
 Row: ``value_changed``. Roles: ``computed`` (its site; ``values``: ``shape``, ``dtype``, ``device``), ``written`` (the
 write; ``op``), ``read`` (the call).
 
@@ -28,7 +30,7 @@ import torch
 from torch.autograd.graph import Node
 
 from gradsan import _torch
-from gradsan.detect.changed_values import ChangedValues, is_bound
+from gradsan.detect.changed_values import ChangedValues, Read, is_bound, storage_of
 from gradsan.detect.exports import Export, Exports
 from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.detect.memory import Uncounted
@@ -85,6 +87,8 @@ class UnrecordedReads(RoundDetector):
         self._written: dict[int, list[RawWrite]] = {}
         self._begun = self._read_to = self._count = 0
         self._reads: list[_Read] = []
+        self._given: list[tuple[int, _torch.weak_tensor]] = []
+        """Tensors without a graph, written in this round, by the numbers of the Nodes whose calls read them."""
         self._due: list[_Due] = []
 
     def forget(self) -> None:
@@ -104,6 +108,7 @@ class UnrecordedReads(RoundDetector):
         """Note writes from now on."""
         self._written.clear()
         self._reads.clear()
+        self._given.clear()
         self._meant.begin_round()
         self._sums.begin_round()
         self._begun = entry.clock
@@ -137,6 +142,8 @@ class UnrecordedReads(RoundDetector):
                 # A view reads the elements of its base that it shows.
                 is_view = _torch.storage_or_none(made) == _torch.storage_or_none(tensor)
                 self._reads += self._changed(tensor, made if is_view else tensor, maker, number)
+            elif not tensor.requires_grad and _torch.storage_or_none(tensor) in self._written:
+                self._given.append((number, _torch.weak_tensor(tensor)))
 
     def _changed(self, tensor: torch.Tensor, shown: Any, maker: int, number: int) -> Iterator[_Read]:
         at = (_torch.storage_or_none(tensor), place_of(tensor), int(tensor.output_nr))
@@ -196,9 +203,11 @@ class UnrecordedReads(RoundDetector):
     def looks(self, entry: RawBackward, is_last: bool) -> None:
         """Find the reads whose calls belong to this backward."""
         waiting, self._reads = self._reads, []
-        if not waiting:
+        if not (waiting or self._given):
             return
-        ran = {_torch.node_sequence(node): node for node in walk.engine_order(read_backward(entry).roots)}
+        order = walk.engine_order(read_backward(entry).roots)
+        ran = {number: node for node in order if (number := _torch.node_sequence(node)) is not None}
+        self._look_at_given(entry, ran)
         judged = set()
         for one in sorted(waiting, key=lambda one: one.clock):
             maker = ran.get(one.maker)
@@ -207,6 +216,18 @@ class UnrecordedReads(RoundDetector):
             elif maker is not None and one.stack not in self._described and (one.stack, one.maker) not in judged:
                 judged.add((one.stack, one.maker))
                 self._judge(entry, one, maker, [each for each in waiting if each.maker == one.maker])
+
+    def _look_at_given(self, entry: RawBackward, ran: dict[int, Any]) -> None:
+        for number, weak in self._given[:_READS]:
+            tensor, made = weak(), self._values.made(number, entry.thread)
+            node = None if made is None else ran.get(made.first)
+            if node is None or tensor is None:
+                continue
+            storage = _torch.storage_or_none(tensor)
+            raws = [raw for raw in self._written.get(storage, ()) if raw.sequence <= number]
+            is_saved = any(storage_of(saved) == storage for _, saved in _torch.saved_slots(node))
+            if not is_saved and not any(self._values.has_found(raw.stack) for raw in raws):
+                self._values.judge(read_backward(entry), Read(node, number, "", tensor, None), raws, ran)
 
     def _judge(self, entry: RawBackward, one: _Read, maker: Any, reads: list[_Read]) -> None:
         reader, made = self._values.made(one.number, entry.thread), self._values.made(one.maker, entry.thread)

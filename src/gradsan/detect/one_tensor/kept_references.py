@@ -407,7 +407,13 @@ def _held(frame: FrameType, gradients: dict[int, Any]) -> Iterator[tuple[str, An
 
 
 def reads_at(known: Failure, frame: Frame) -> bool:
-    """Whether a failure reports a gradient kept by reference that is read at the line of ``frame``."""
+    """Whether a failure reports a gradient kept by reference that is read by the statement of ``frame``, or around."""
     sites = [one.site for one in known.clues if one.role == "read" and one.site is not None]
     places = [one.user_frame for one in sites if known.row == "kept_gradient_changed"]
-    return any(one is not None and (one.file, one.line) == (frame.file, frame.line) for one in places)
+    return any(one is not None and one.file == frame.file and _has_line(one, frame.line) for one in places)
+
+
+def _has_line(frame: Frame, line: int) -> bool:
+    statement = source.statement_at(frame)
+    last = None if statement is None else statement.node.end_lineno
+    return frame.line <= line <= (last or frame.line)

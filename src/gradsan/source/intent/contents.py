@@ -38,8 +38,11 @@ def _is_noise(node: ast.expr, frame: Frame, followed: frozenset[str] = frozenset
     match node:
         case ast.BinOp(left=left, op=ast.Mult() | ast.Div(), right=right):
             return _is_noise(left, frame, followed) or _is_noise(right, frame, followed)
-        case ast.BinOp(left=left, op=ast.Add() | ast.Sub(), right=ast.Constant()):
-            return _is_noise(left, frame, followed)
+        case (
+            ast.BinOp(left=part, op=ast.Add() | ast.Sub(), right=ast.Constant())
+            | ast.BinOp(left=ast.Constant(), op=ast.Add() | ast.Sub(), right=part)
+        ):
+            return _is_noise(part, frame, followed)
         case ast.UnaryOp(operand=operand) | ast.Compare(left=operand):
             return _is_noise(operand, frame, followed)
         case ast.Call(func=func):

@@ -158,9 +158,9 @@ def _taken_twice(statement: Statement, name: str, scope: ScopeNode) -> SecondNam
     statements, last = statements_of(scope), statement.node.end_lineno or statement.node.lineno
     taken_again = (one for one in statements if _takes_again(one, statement.node, keeping))
     summed = (one for one in statements if one.lineno > last and is_summed_with_gradient(one, name))
-    again = next((one.lineno for found in (taken_again, summed) for one in found), None)
-    for node in statements if again is not None else ():
-        is_later = node.lineno > last and node.lineno >= (again or 0)
+    found = (next((one.lineno for one in some), None) for some in (taken_again, summed))
+    for again, node in ((again, node) for again in found if again is not None for node in statements):
+        is_later = node.lineno > last and node.lineno >= again
         # A name rebound in each round does not hold the gradient that an earlier round kept.
         if is_later and reads_value(statement.source, node, name) and definitions_at(scope, node).get(name) == bound:
             taken = _gradient_in(keeping)
