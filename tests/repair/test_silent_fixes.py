@@ -147,6 +147,40 @@ def test_a_forgotten_step_comes_after_the_backward_and_its_clip(tmp_path, monkey
     assert rows[rows.index("+    opt.step()") - 1] == "     nn.utils.clip_grad_norm_(net.parameters(), 1.0)"
 
 
+CLEARED_BY_A_CALLBACK = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+net = nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+class Norms:
+    seen = []
+    def after_backward(self):
+        self.seen.append(float(net.weight.grad.norm()))
+        net.zero_grad()
+class Quiet:
+    def after_backward(self):
+        net.zero_grad()
+callback = CALLBACK()
+for _ in range(6):
+    def closure():
+        opt.zero_grad()
+        loss = net(torch.randn(8, 4)).square().mean()
+        loss.backward()
+        callback.after_backward()
+        return loss
+    opt.step(closure)
+"""
+
+
+@pytest.mark.parametrize(("kind", "changed"), [("Norms", "-        net.zero_grad()"), ("Quiet", "+        pass")])
+def test_gradients_that_are_cleared_twice_are_cleared_once(tmp_path, monkeypatch, kind, changed):
+    found = search(tmp_path, monkeypatch, CLEARED_BY_A_CALLBACK.replace("CALLBACK", kind))
+    fix = first_that_passed(found)
+    assert (found.diagnoses[0].code, fix.kind, fix.meaning) == ("GS424", "clear_once", "changed")
+    assert changed in fix.diff.splitlines()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("text", "code", "kind", "added"),

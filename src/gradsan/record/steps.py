@@ -10,8 +10,8 @@ import sys
 import threading
 import weakref
 from array import array
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol
 
@@ -47,6 +47,19 @@ class StepRecord:
     after: array[int]
     end: int | None = None
     identity: int = 0
+
+
+def steps_of_round(steps: Iterable[StepRecord], begun: int, later: Sequence[int]) -> list[StepRecord] | None:
+    """Return the steps that use what the backward at ``begun`` filled, by its order among them.
+
+    A step whose closure has called it updates at its end, and its ``clock`` is that here. None where a closure has
+    also called one of the backwards at ``later``: such an optimizer (LBFGS) uses the gradients as it runs.
+    """
+    own = [one for one in steps if (one.clock < begun if one.end is None else one.end > begun)]
+    around = [one for one in own if one.clock < begun]
+    if any(one.end is None or any(clock < one.end for clock in later) for one in around):
+        return None
+    return [replace(one, clock=one.end) if one.end is not None and one.clock < begun else one for one in own]
 
 
 class RawBackward(NamedTuple):

@@ -9,7 +9,8 @@ values, the step was forgotten.
 
 Rows: ``gradient_thrown_away``. Roles: ``gradient`` (a leaf that no other backward reached before the step, if any;
 ``values``: ``shape``, ``dtype``, ``device``, ``leaves``, ``is_refilled``, whether there is none, ``is_part``, whether
-it is one of several to be accumulated), ``cleared`` (its site; ``op``), ``stepped`` (the step that came too late,
+it is one of several to be accumulated, ``is_read``, whether the program has read it, and ``is_cleared_again``, whether
+it is cleared once more after the step), ``cleared`` (its site; ``op``), ``stepped`` (the step that came too late,
 without a site if none came; ``name``, the optimizer's).
 ``clip_without_effect``. Roles: ``clip`` (the call; ``values``: ``kind``, ``empty`` where there was nothing to clip,
 ``run_out`` where it was given an exhausted generator, ``spent`` where it came after the step, ``of_last_step`` where
@@ -41,7 +42,7 @@ from gradsan.model import Clue
 from gradsan.record.detector import Run
 from gradsan.record.log import RawStack, RawWrite, logged_writes
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import RawBackward, StepRecord, read_backward
+from gradsan.record.steps import RawBackward, StepRecord, read_backward, steps_of_round
 from gradsan.record.user_hooks import may_look
 
 if TYPE_CHECKING:
@@ -88,8 +89,6 @@ class SpentGradients(RoundDetector):
 
     def begins(self, entry: RawBackward) -> bool:
         """Note the leaves, if optimizers have all of them and no hook is in the graph."""
-        if self._core.open_steps:
-            return False
         trained = list(_torch.parameters_of(*self._optimizers()))
         if not trained:
             return False
@@ -208,7 +207,9 @@ class SpentGradients(RoundDetector):
                 opposed.meet(self._entry, entry, reached, self._gradients)
             return
         begun = self._begun
-        steps = [record for record in self._steps.steps if record.end is None or record.end > begun]
+        steps = steps_of_round(self._steps.steps, begun, [clock for clock, _ in self._refilled])
+        if steps is None:
+            return
         writes = [raw for raw in logged_writes(self._core, begun) if raw.kind != "metadata"]
         if (opposed := self._compared(steps)) is not None and self._entry is not None:
             self._judge_opposed(opposed, self._entry)
@@ -386,7 +387,15 @@ class SpentGradients(RoundDetector):
             return
         frame, leaf = sys._getframe(1), (starved or leaves)[0]
         part = "yes" if is_part else ""
-        facts = {**_torch.facts_of(leaf), "leaves": len(gradients), "is_refilled": not starved, "is_part": part}
+        later = [call.leaves for call in self._calls_of_program.clearings if call.clock > step.clock]
+        facts = {
+            **_torch.facts_of(leaf),
+            "leaves": len(gradients),
+            "is_refilled": not starved,
+            "is_part": part,
+            "is_read": self._is_read,
+            "is_cleared_again": all(any(id(one) in held for held in later) for one in leaves),
+        }
         self._report_at(
             THROWN,
             entry.stack,

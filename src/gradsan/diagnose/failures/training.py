@@ -127,14 +127,16 @@ def thrown_away(failure: Failure) -> Diagnosis | None:
     is_alone = is_idle and bool(gradient.values.get("is_alone", "yes"))
     is_measured = is_alone and frame is not None and not source.is_loss_read_elsewhere(frame)
     is_chosen = bool(gradient.values.get("is_chosen"))
-    kind = "never_used" if is_idle else f"{'part_' if is_part else ''}thrown_away"
+    read = "read_" if gradient.values.get("is_read") else ""
+    kind = "never_used" if is_idle else f"{'part_' if is_part else read}thrown_away"
     slipped = () if is_idle or frame is None else source.backward_to_its_step(frame)
     # To clear earlier would hand this step the gradients of another's loss, if its own backward comes after it.
     missed = () if is_idle or slipped or frame is None else source.later_backward_to_its_step(frame)
     late = is_idle or bool(slipped)
     # What another backward fills again was of use where some rounds, or another function, keep it.
     is_kept = bool(gradient.values["is_refilled"]) and not _is_cleared_behind(frame, cleared.user_frame)
-    fix = "step_after_backward" if late else "clear_after_step" if is_part else "clear_elsewhere"
+    once = "clear_once" if gradient.values.get("is_cleared_again") else "clear_elsewhere"
+    fix = "step_after_backward" if late else "clear_after_step" if is_part else once
     return parts.diagnosis(
         failure,
         "GS424",

@@ -6,11 +6,14 @@ computed from gradients.
 
 A loss that trains several networks is often sent back once for each of their optimizers. The first backward fills the
 gradients of all, so the later one only repeats it.
+
+And the ``step()`` that is missing behind a backward whose gradients are cleared unused.
 """
 
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 
 from gradsan.model import Diagnosis, Fix, Lines
 from gradsan.repair.fixes import _blocks as blocks
@@ -138,3 +141,65 @@ def _attributes(nodes: list[ast.stmt], context: type[ast.expr_context]) -> set[s
 def _is_of_gradients(node: ast.AST) -> bool:
     """Whether a part of a statement reads, computes, or acts on gradients."""
     return isinstance(node, ast.Attribute) and node.attr in _OF_GRADIENTS
+
+
+def step_after_backward(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """The step of the optimizer whose ``zero_grad()`` clears the gradients, after the backward and what clips."""
+    advice, cleared = blocks.advice(diagnosis, "step_after_backward"), blocks.first(diagnosis, "written")
+    used = blocks.first(diagnosis, "used")
+    clear = None if cleared is None else next(blocks.placements(cleared), None)
+    place = None if used is None else next(blocks.placements(used), None)
+    if advice is None or clear is None or place is None or clear.source is not place.source:
+        return ()
+    if (named := _named_step(place)) is not None:
+        line = place.source.span(named).end_line
+        changed = blocks.lines_changed(place.source, {line: f"{place.source.lines[line - 1].rstrip()}()"})
+        return (replace(advice, lines=changed, applicability="review"),)
+    source, call = clear.source, blocks.method_call(clear.statement, "zero_grad")
+    function = source.function(clear.statement)
+    if call is None or not isinstance(call.func, ast.Attribute) or function is not source.function(place.statement):
+        return ()
+    receiver = source.text(call.func.value)
+    if _is_network(source, receiver) or not is_whole_lines(source, place.statement):
+        return ()
+    end = source.span(blocks.behind_clipping(place)).end_line
+    text = f"{source.lines[end - 1]}\n{source.indent(place.statement)}{receiver}.step()"
+    if scalers := _scalers(source, place, function or source.module):
+        # A scaler steps by itself, with gradients that are no longer scaled, and before its ``update()``.
+        update = next((one for one in place.block[place.index :] if blocks.method_call(one, "update")), None)
+        owner = source.text(update).partition(".update(")[0] if update is not None else None
+        if update is None or owner not in scalers or not is_whole_lines(source, update):
+            return ()
+        end = source.span(update).line
+        text = f"{source.indent(update)}{owner}.step({receiver})\n{source.lines[end - 1]}"
+    return (replace(advice, lines=blocks.lines_changed(source, {end: text}), applicability="review"),)
+
+
+def _scalers(source: SourceFile, place: blocks.Placed, function: ast.AST) -> set[str]:
+    """The objects that scale the loss of this backward, or unscale gradients in its function."""
+    calls = [(one, "scale") for one in ast.walk(place.statement)] + [(one, "unscale_") for one in ast.walk(function)]
+    return {
+        source.text(one.func.value)
+        for one, name in calls
+        if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr == name
+    }
+
+
+def _named_step(place: blocks.Placed) -> ast.stmt | None:
+    """The statement ``optimizer.step`` that follows in the block, without its call, on lines of its own."""
+    following = place.block[place.index + 1 :]
+    named = (one for one in following if isinstance(one, ast.Expr) and isinstance(one.value, ast.Attribute))
+    found = next((one for one in named if leaf_name(one.value) == "step"), None)
+    is_alone = found is not None and place.source.lines[place.source.span(found).end_line - 1].rstrip().endswith(
+        ".step"
+    )
+    return found if found is not None and is_alone and is_whole_lines(place.source, found) else None
+
+
+def _is_network(source: SourceFile, name: str) -> bool:
+    """Whether the file calls ``name``, or asks it for its parameters: ``model.zero_grad()`` names no optimizer."""
+    return any(
+        (isinstance(node, ast.Call) and source.text(node.func) == name)
+        or (isinstance(node, ast.Attribute) and node.attr == "parameters" and source.text(node.value) == name)
+        for node in source.nodes
+    )

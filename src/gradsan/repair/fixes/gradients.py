@@ -20,6 +20,7 @@ from gradsan.source.change import (
 from gradsan.source.flow.bindings import last_binding
 from gradsan.source.flow.targets import target_at
 from gradsan.source.identifiers import chain_key, leaf_name, local_nodes
+from gradsan.source.intent.gradient_reads import is_gradient_read
 from gradsan.source.locate import expressions_at, statement_at
 from gradsan.source.methods import BACKWARDS, has_attribute, is_inplace_method
 from gradsan.source.rewrite.moving import is_whole_lines, names_bound, names_read
@@ -187,9 +188,31 @@ def before_step_or_backward(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     found: list[Fix] = []
     for kind, role, other in _MISPLACED:
         advice, label = blocks.advice(diagnosis, kind), blocks.first(diagnosis, role)
-        if advice is not None and label is not None:
+        if advice is not None and label is not None and (kind != "clear_elsewhere" or not _reads_beside(label)):
             found += _moved_before(advice, label, blocks.first(diagnosis, other))
     return tuple(found)
+
+
+def _reads_beside(cleared: Label) -> bool:
+    """Whether the function that clears gradients reads them as well, and so belongs after the backward."""
+    statement = statement_at(cleared.frame)
+    if statement is None or statement.function is None:
+        return False
+    return any(is_gradient_read(statement.source, node) for node in ast.walk(statement.function))
+
+
+def clear_once(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """The round without the clearing that comes before its step."""
+    advice, cleared = blocks.advice(diagnosis, "clear_once"), blocks.first(diagnosis, "written")
+    place = None if cleared is None else next(blocks.placements(cleared), None)
+    if advice is None or place is None or blocks.method_call(place.statement, "zero_grad") is None:
+        return ()
+    if not is_whole_lines(place.source, place.statement):
+        return ()
+    changes = blocks.removed(place.source, place.statement)
+    if len(place.block) == 1:
+        changes[place.statement.lineno] = f"{place.source.indent(place.statement)}pass"
+    return (replace(advice, lines=blocks.lines_changed(place.source, changes), applicability="review"),)
 
 
 def unscale_before_clip(diagnosis: Diagnosis) -> tuple[Fix, ...]:
@@ -226,68 +249,6 @@ def clear_after_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     behind = f"{source.lines[span.end_line - 1]}\n{indent}{source.text(clear.statement)}"
     lines = blocks.lines_changed(source, {**blocks.removed(source, clear.statement), span.end_line: behind})
     return (replace(advice, lines=lines, applicability="review"),)
-
-
-def step_after_backward(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """The step of the optimizer whose ``zero_grad()`` clears the gradients, after the backward and what clips."""
-    advice, cleared = blocks.advice(diagnosis, "step_after_backward"), blocks.first(diagnosis, "written")
-    used = blocks.first(diagnosis, "used")
-    clear = None if cleared is None else next(blocks.placements(cleared), None)
-    place = None if used is None else next(blocks.placements(used), None)
-    if advice is None or clear is None or place is None or clear.source is not place.source:
-        return ()
-    if (named := _named_step(place)) is not None:
-        line = place.source.span(named).end_line
-        changed = blocks.lines_changed(place.source, {line: f"{place.source.lines[line - 1].rstrip()}()"})
-        return (replace(advice, lines=changed, applicability="review"),)
-    source, call = clear.source, blocks.method_call(clear.statement, "zero_grad")
-    function = source.function(clear.statement)
-    if call is None or not isinstance(call.func, ast.Attribute) or function is not source.function(place.statement):
-        return ()
-    receiver = source.text(call.func.value)
-    if _is_network(source, receiver) or not is_whole_lines(source, place.statement):
-        return ()
-    end = source.span(blocks.behind_clipping(place)).end_line
-    text = f"{source.lines[end - 1]}\n{source.indent(place.statement)}{receiver}.step()"
-    if scalers := _scalers(source, place, function or source.module):
-        # A scaler steps by itself, with gradients that are no longer scaled, and before its ``update()``.
-        update = next((one for one in place.block[place.index :] if blocks.method_call(one, "update")), None)
-        owner = source.text(update).partition(".update(")[0] if update is not None else None
-        if update is None or owner not in scalers or not is_whole_lines(source, update):
-            return ()
-        end = source.span(update).line
-        text = f"{source.indent(update)}{owner}.step({receiver})\n{source.lines[end - 1]}"
-    return (replace(advice, lines=blocks.lines_changed(source, {end: text}), applicability="review"),)
-
-
-def _scalers(source: SourceFile, place: blocks.Placed, function: ast.AST) -> set[str]:
-    """The objects that scale the loss of this backward, or unscale gradients in its function."""
-    calls = [(one, "scale") for one in ast.walk(place.statement)] + [(one, "unscale_") for one in ast.walk(function)]
-    return {
-        source.text(one.func.value)
-        for one, name in calls
-        if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr == name
-    }
-
-
-def _named_step(place: blocks.Placed) -> ast.stmt | None:
-    """The statement ``optimizer.step`` that follows in the block, without its call, on lines of its own."""
-    following = place.block[place.index + 1 :]
-    named = (one for one in following if isinstance(one, ast.Expr) and isinstance(one.value, ast.Attribute))
-    found = next((one for one in named if leaf_name(one.value) == "step"), None)
-    is_alone = found is not None and place.source.lines[place.source.span(found).end_line - 1].rstrip().endswith(
-        ".step"
-    )
-    return found if found is not None and is_alone and is_whole_lines(place.source, found) else None
-
-
-def _is_network(source: SourceFile, name: str) -> bool:
-    """Whether the file calls ``name``, or asks it for its parameters: ``model.zero_grad()`` names no optimizer."""
-    return any(
-        (isinstance(node, ast.Call) and source.text(node.func) == name)
-        or (isinstance(node, ast.Attribute) and node.attr == "parameters" and source.text(node.value) == name)
-        for node in source.nodes
-    )
 
 
 def _moved_before(advice: Fix, label: Label, other: Label | None) -> tuple[Fix, ...]:
