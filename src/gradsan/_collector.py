@@ -46,6 +46,17 @@ def objects_of(kinds: set[type]) -> list[Any]:
         return walk(kinds)
 
 
+def kinds_below(kind: Any) -> set[Any]:
+    """Return the classes derived from ``kind``, itself left out."""
+    found: set[Any] = set()
+    waiting = [kind]
+    while waiting:
+        inner = [one for one in type.__subclasses__(waiting.pop()) if one not in found]
+        found.update(inner)
+        waiting += inner
+    return found
+
+
 def _walk(kinds: set[type]) -> list[Any]:
     found: list[Any] = []
     for generation in range(_GENERATIONS):

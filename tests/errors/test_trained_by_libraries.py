@@ -119,3 +119,69 @@ def test_values_kept_with_their_graph_by_what_only_the_library_holds(tmp_path, m
     found, raised = run(tmp_path, monkeypatch, KEPT.format(in_step=in_step, in_meter=in_meter))
     assert (raised, [one.code for one in found]) == ([], ["GS422"] if line else [])
     assert [one.fixes[0].lines[0][2].strip() for one in found] == ([line] if line else [])
+
+
+CARRIED = """
+import torch
+import training_library
+
+class Cell(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out = torch.nn.{kind}(3, 4), torch.nn.Linear(4, 1)
+        self.carry, self.terms = None, []
+
+    def forward(self, x):
+        {forward}
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = Cell()
+
+    def training_step(self, index):
+        "One round."
+        return {loss}
+
+def train(net):
+    training_library.fit(net, 3)
+
+{run}
+"""
+
+
+@each(
+    "kind, forward, loss, lines",
+    [
+        (
+            "GRUCell",
+            "self.carry = self.inner(x, self.carry); return self.out(self.carry)",
+            "self.cell(torch.ones(2, 3)).mean()",
+            ["if self.cell.carry is not None:", "self.cell.carry = self.cell.carry.detach()"],
+        ),
+        (
+            "LSTMCell",
+            "self.carry = self.inner(x, self.carry); return self.out(self.carry[0])",
+            "self.cell(torch.ones(2, 3)).mean()",
+            ["if self.cell.carry is not None:", "self.cell.carry = tuple(s.detach() for s in self.cell.carry)"],
+        ),
+        (
+            "Linear",
+            "h = self.inner(x).tanh(); self.terms.append(h.square().mean()); return self.out(h)",
+            "self.cell(torch.ones(2, 3)).mean() + sum(self.cell.terms)",
+            ["self.cell.terms.clear()"],
+        ),
+    ],
+)
+def test_what_rounds_of_a_library_leave_in_an_object_is_cut_where_the_next_begins(
+    tmp_path, monkeypatch, kind, forward, loss, lines
+):
+    for name, run_it in (("named", "net = Net()\ntrain(net)"), ("inline", "train(Net())")):
+        folder = tmp_path / name
+        folder.mkdir()
+        program = CARRIED.format(kind=kind, forward=forward, loss=loss, run=run_it)
+        [found], [raised] = run(folder, monkeypatch, program)
+        assert "second time" in raised
+        _, at, new = found.fixes[0].lines[0]
+        assert [one.strip() for one in new.splitlines()] == [*lines, f"return {loss}"]
+        assert program.splitlines()[at - 1].strip() == f"return {loss}"

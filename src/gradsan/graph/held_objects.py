@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from torch import nn
 
 from gradsan import _torch
-from gradsan._collector import objects_of
+from gradsan._collector import kinds_below, objects_of
 from gradsan._imports import stored_in
-from gradsan.graph.naming import kinds_below
 from gradsan.graph.variables import Found, Scope, Space
 from gradsan.model import Clue, Site
 from gradsan.record.raw_stacks import RawStack

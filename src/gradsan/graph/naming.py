@@ -14,12 +14,12 @@ from torch.autograd.graph import Node
 from torch.optim import Optimizer
 
 from gradsan import _torch
-from gradsan._collector import objects_of
+from gradsan._collector import kinds_below, objects_of
 from gradsan.graph import walk
 from gradsan.graph.live import value_of
-from gradsan.graph.variables import Found, Scope, kind_of, modules_in, parts_of, search, spaces_of
+from gradsan.graph.variables import Found, Scope, kind_of, modules_in, parts_of, search, search_in, spaces_of
 from gradsan.model import Clue, Held, Layer, Name, Site
-from gradsan.record.stacks import definition_site, is_user_file
+from gradsan.record.stacks import definition_site, file_of, is_user_file
 
 _MOST_HELD = 64
 COLLECTING = frozenset({"list", "deque", "dict", "defaultdict", "tuple"})
@@ -107,8 +107,13 @@ def held_graphs(nodes: Sequence[Node], frame: FrameType | None, moment: int) -> 
 
     Those made by a Node numbered below ``moment`` are old.
     """
-    found = list(search(frame, lambda t: t.requires_grad and not t.is_leaf and t.grad_fn is not None))
+    found = list(search(frame, has_graph))
     leading = walk.lead_to(walk.roots_of(one.tensor for one in found), *nodes)
+    if not any(one.around and one.tensor.grad_fn in leading for one in found):
+        from gradsan.graph.held_objects import spaces_of_objects
+
+        found += search_in(spaces_of_objects(), has_graph)
+        leading = walk.lead_to(walk.roots_of(one.tensor for one in found), *nodes)
     ways: dict[tuple[int, ...], Found] = {}
     for one in found:  # an attribute of one object, by the first of the ways of its function that lead to it
         holder = one.around[-1][1] if one.container == "object" else one
@@ -164,7 +169,7 @@ def _layer(path: str, value: Any) -> Layer:
     items = () if kind == "object" else value.values() if isinstance(value, dict) else value
     is_frozen = bool(getattr(getattr(type(value), "__dataclass_params__", None), "frozen", False))
     methods = [one for one in vars(type(value)).values() if isinstance(one, FunctionType)] if kind == "object" else []
-    made_by = (methods[0].__code__.co_filename, type(value).__name__) if methods else ("", "")
+    made_by = (file_of(methods[0].__code__), type(value).__name__) if methods else ("", "")
     return Layer(path, kind, tuple(sorted({_kind_of_item(item) for item in list(items)})), is_frozen, made_by)
 
 
@@ -224,17 +229,6 @@ def frozen_beside(owned: set[int], models: Iterable[nn.Module]) -> list[Any]:
 def optimizers_alive() -> list[Optimizer]:
     """Return the live optimizers."""
     return [one for one in objects_of(kinds_below(Optimizer)) if hasattr(one, "param_groups")]
-
-
-def kinds_below(kind: Any) -> set[Any]:
-    """Return the classes derived from ``kind``, itself left out."""
-    found: set[Any] = set()
-    waiting = [kind]
-    while waiting:
-        inner = [one for one in type.__subclasses__(waiting.pop()) if one not in found]
-        found.update(inner)
-        waiting += inner
-    return found
 
 
 def owner_in(module: nn.Module, name: str) -> tuple[nn.Module, str]:

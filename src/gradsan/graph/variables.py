@@ -315,9 +315,12 @@ def _in_module(at: _Step, queue: deque[_Step]) -> Iterator[_Place]:
     for iterator in (module.named_parameters, module.named_buffers):
         for name, tensor in iterator(remove_duplicate=False):
             yield _Place(at, tensor, False, name)
+    around: dict[str, tuple[tuple[str, Any], ...]] = {}
     for name, inner in module.named_modules():
         prefix = f"{at.path}.{_torch.name_in_module(name)}".rstrip(".")
-        place = (at.scope, prefix, "object", (*at.around, (prefix, inner)))
+        outer = around[name.rpartition(".")[0]] if name else at.around
+        around[name] = (*outer, (prefix, inner))
+        place = (at.scope, prefix, "object", around[name])
         for attribute, value in vars(inner).items():
             if attribute not in _MODULE_INTERNALS:
                 queue.append(_Step(f"{prefix}.{attribute}", value, at.depth + 1, *place))

@@ -53,4 +53,4 @@ from gradsan.model._findings import (
     Why,
 )
 from gradsan.model._nonfinite import Birth, Born, NonFinite, NonFiniteSeen, NonFiniteValue, Operand
-from gradsan.model._sites import Frame, Message, Region, Site, TensorInfo
+from gradsan.model._sites import Frame, Message, Region, Site, TensorInfo, package_path

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+_PACKAGES = ("site-packages", "dist-packages")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,13 @@ class Frame:
     is_user: bool = False
 
 
+def package_path(frame: Frame) -> tuple[str, ...]:
+    """The parts of a frame's file below the folder of installed packages; empty elsewhere."""
+    parts = Path(frame.file).parts
+    index = max((parts.index(folder) for folder in _PACKAGES if folder in parts), default=None)
+    return () if index is None else parts[index + 1 :]
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """A stack of frames, outermost first."""
@@ -65,6 +75,12 @@ class Site:
         """The frames below the user frame, outermost first."""
         last = max((index for index, frame in enumerate(self.frames) if frame.is_user), default=len(self.frames))
         return self.frames[last + 1 :]
+
+    @property
+    def library_frame(self) -> Frame | None:
+        """The innermost of these in an installed package other than torch; None without one."""
+        inner = reversed(self.inner_frames)
+        return next((frame for frame in inner if package_path(frame)[:1] not in ((), ("torch",))), None)
 
     @property
     def shown_frame(self) -> Frame | None:

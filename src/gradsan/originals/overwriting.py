@@ -14,7 +14,7 @@ import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from gradsan import _torch
-from gradsan._collector import objects_of
+from gradsan._collector import kinds_below, objects_of
 from gradsan.graph import naming, walk
 from gradsan.model import Conflict, Site, Use
 from gradsan.originals.deep import Deep
@@ -116,7 +116,7 @@ def _holder(kept: Kept) -> tuple[Any, int | None]:
 
 
 def _live_roots() -> Iterator[Any]:
-    for one in objects_of({torch.Tensor, *naming.kinds_below(torch.Tensor)}):
+    for one in objects_of({torch.Tensor, *kinds_below(torch.Tensor)}):
         with contextlib.suppress(RuntimeError):
             if naming.has_graph(one):
                 yield one.grad_fn

@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 
 from gradsan import options
-from gradsan.model import Diagnosis, Frame, Label, Site
+from gradsan.model import Diagnosis, Frame, Label, Site, package_path
 
-_PACKAGES = ("site-packages", "dist-packages")
 _GRADSAN = Path(__file__).resolve().parent.parent
 
 
@@ -67,12 +66,8 @@ def library_place(site: Site) -> tuple[str, str] | None:
 
     None where the user's own code called torch, or a builtin, itself.
     """
-    for frame in reversed(site.inner_frames):
-        parts = Path(frame.file).parts
-        index = max((parts.index(folder) for folder in _PACKAGES if folder in parts), default=None)
-        if index is not None and parts[index + 1 : index + 2] not in {(), ("torch",)}:
-            return f"{'/'.join(parts[index + 1 :])}:{frame.line}", frame.function
-    return None
+    frame = site.library_frame
+    return None if frame is None else (f"{'/'.join(package_path(frame))}:{frame.line}", frame.function)
 
 
 def primary_label(diagnosis: Diagnosis) -> Label | None:

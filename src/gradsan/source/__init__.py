@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from gradsan.source.rewrite.asked import *
     from gradsan.source.rewrite.checkpointed import *
     from gradsan.source.rewrite.copied import *
+    from gradsan.source.rewrite.cuts.entered import *
     from gradsan.source.rewrite.cuts.uncut import *
     from gradsan.source.rewrite.cuts.undone import *
     from gradsan.source.rewrite.cuts.unrecorded import *
@@ -170,6 +171,7 @@ _NAMES = {
         "clone_at_save clone_before detach_at drop_keyword has_keyword inplace_false mean_where_made read_gradients "
         "require_grad_of switch_on_before"
     ),
+    "rewrite.cuts.entered": "detached_on_entry emptied_on_entry",
     "rewrite.cuts.undone": "flag_before_use graph_restored undone undone_numbers with_gradients",
     "rewrite.cuts.uncut": "Uncut cut_at_use detach_compared detach_given detach_held read_with_graph term_uncut",
     "rewrite.cuts.unrecorded": "recorded_by_name",

@@ -196,12 +196,12 @@ class Binding:
     method: str | None = None
 
 
-def assigned_pairs(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
+def assigned_pairs(node: ast.Assign | ast.AnnAssign) -> Iterator[tuple[ast.expr, ast.expr]]:
     """The targets of an assignment with their values: two of ``top, best = score, x``."""
-    for target in node.targets:
+    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
         if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
             yield from zip(target.elts, node.value.elts, strict=False)
-        else:
+        elif node.value is not None:
             yield target, node.value
 
 

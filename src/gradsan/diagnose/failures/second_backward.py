@@ -39,6 +39,7 @@ from gradsan.diagnose.failures.freed_values import (
     keep_graph,
 )
 from gradsan.diagnose.failures.shared_forward import shared
+from gradsan.diagnose.library_rounds import cut_on_entry
 from gradsan.diagnose.names import shared_level
 from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Lines, Message, PathClue, Site
 
@@ -91,7 +92,7 @@ def _carried(case: Case) -> Diagnosis:
     values = {"bridge": case.name}
     made = tuple(one.site for one in case.failure.clues_of("bridge_made") if one.site is not None)
     used, held = case.needed.site, held_of(case.failure)
-    first = None if used is None else detach_by_own(used, case.updated, held)
+    first = None if used is None else cut_on_entry(used, made, held) or detach_by_own(used, case.updated, held)
     if first is None and isinstance(parameter := case.bridge.values.get("parameter"), str):
         return diagnosis_of(case, CARRIED, carriers.written_with_graph(parameter, made, case.carrier), GROWS)
     first = first or (None if used is None else forget_collected(used, case.updated, held))

@@ -28,7 +28,7 @@ def forget_collected(frames: Sequence[Frame], name: str) -> tuple[Change | None,
         return None
     source, (owner, _, last) = statement.source, name.rpartition(".")
     adding = list(adding_calls(source, last))
-    if not adding or is_bounded(source, name) or _is_renewed(source, name, owner) or _is_state(source, last, adding):
+    if not is_of_one_round(source, name):
         return None
     scope = statement.function or source.module
     read = {chain_key(node) for node in ast.walk(scope) if isinstance(node, ast.Name | ast.Attribute)}
@@ -44,6 +44,14 @@ def forget_collected(frames: Sequence[Frame], name: str) -> tuple[Change | None,
         text = "; ".join(f"{one}.clear()" for one in names)
     change = after_round(frames, text, "forget_collected")
     return None if change is None else (change, text)
+
+
+def is_of_one_round(source: SourceFile, name: str) -> bool:
+    """Whether the file adds to a list which it neither begins anew in a loop nor reads as a state or a replay."""
+    owner, _, last = name.rpartition(".")
+    adding = list(adding_calls(source, last))
+    is_kept = is_bounded(source, name) or _is_renewed(source, name, owner) or _is_state(source, last, adding)
+    return bool(adding) and not is_kept
 
 
 def is_drawn_by_chance(frame: Frame, name: str) -> bool:

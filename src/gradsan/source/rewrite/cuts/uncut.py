@@ -272,7 +272,7 @@ def detach_held(frames: Sequence[Frame], held: Sequence[Held]) -> tuple[Change, 
         return None if change is None else (change, (each[0],))
     found: dict[str, str] = {}
     for one in held:
-        cut = _cut(statement.source, one)
+        cut = detached_anew(statement.source, one)
         if cut is None:
             return None
         found.setdefault(*cut)
@@ -303,7 +303,7 @@ def _bound_before_rounds(statement: Statement, names: Collection[str]) -> ast.st
     return last if is_before and not is_empty else None
 
 
-def _cut(source: SourceFile, held: Held) -> tuple[str, str] | None:
+def detached_anew(source: SourceFile, held: Held) -> tuple[str, str] | None:
     """The name to bind and its detached value."""
     frozen = next((layer.path for layer in held.around if layer.is_frozen), None)
     if frozen is not None:
