@@ -10,7 +10,7 @@ from typing import NamedTuple
 from gradsan.model import Frame, Lines
 from gradsan.source.change import Edit, edited
 from gradsan.source.flow.rounds import in_same_function
-from gradsan.source.identifiers import chain_key, leaf_name
+from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import Expression, expression_at, statement_at
 from gradsan.source.methods import BACKWARDS
 from gradsan.source.rewrite.given import networks_of
@@ -312,6 +312,8 @@ def backward_of_sum(first: Frame, second: Frame) -> Lines:
     between = _between(source, one.node, other.node)
     if between is None or any(_touches_gradients(node) for node in between):
         return ()
+    if names_bound(between) & names_read([one.node]):
+        return ()
     if one.span.line != one.span.end_line or other.span.line != other.span.end_line:
         return ()
     change = edited(source, [Edit(other.span, f"{loss.before}({loss.text} + {added.text}){loss.behind}")], "sum_losses")
@@ -337,14 +339,25 @@ def _plain_loss(call: Expression, allowed: frozenset[str]) -> _Loss | None:
         return None
     name, holder, before = node.func.attr, node.func.value, ""
     if name in BACKWARDS and len(node.args) == 1:
-        loss = chain_key(node.args[0])
+        loss = _term(call.source, node.args[0])
         return None if loss is None else _Loss(loss, call.source.text(node.func), "")
     if name != "backward" or node.args:
         return None
     if isinstance(holder, ast.Call) and leaf_name(holder.func) == "scale" and len(holder.args) == 1:
         before, holder = call.source.text(holder.func), holder.args[0]
-    loss = chain_key(holder)
+    loss = _term(call.source, holder)
     return None if loss is None else _Loss(loss, before)
+
+
+def _term(source: SourceFile, node: ast.expr) -> str | None:
+    """A loss as a term of a sum: what others have computed, or a multiple of it; None where a function is called."""
+    is_product = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Div)
+    if any(isinstance(one, ast.Call) for one in ast.walk(node)) or not (is_product or isinstance(node, _COMPUTED)):
+        return None
+    return source.text(node)
+
+
+_COMPUTED = (ast.Name, ast.Attribute, ast.Subscript)
 
 
 def _between(source: SourceFile, one: ast.stmt, other: ast.stmt) -> list[ast.stmt] | None:
