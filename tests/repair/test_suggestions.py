@@ -425,7 +425,7 @@ def test_a_loss_of_a_network_with_a_capital_name_is_computed_again(program):
     labels = (("saved", None, (at(file, 2),)), ("written", None, (at(file, 4),)), ("used", None, (at(file, 5),)))
     found = graphs.recompute_forward(diagnosis("step_between_forward_and_backward", *labels))
     texts = patched(found, file)
-    assert texts[0].splitlines()[4:6] == ["score = D(fake)", "first, second = score.mean(), score.exp().mean()"]
+    assert texts[0].splitlines()[4:6] == ["score = D(fake)", "second = score.exp().mean()"]
     # The class is called once.
     assert all(text.count("Discriminator()") == 1 for text in texts)
 

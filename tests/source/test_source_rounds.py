@@ -4,7 +4,7 @@ import textwrap
 
 from cases import each
 from gradsan.model import Frame
-from gradsan.source import backward_of_sum, detach_after_yield
+from gradsan.source import backward_of_sum, detach_after_yield, run_again
 from gradsan.source.flow.rounds import bound_each_round
 from gradsan.source.flow.transient import of_one_round
 
@@ -109,3 +109,24 @@ def test_backwards_of_two_losses_are_joined_where_both_are_called_alike(tmp_path
     frames = [Frame(str(file), at, "step", 5, at, end + 1, is_user=True) for at, end in zip((2, 3), ends, strict=True)]
     lines = backward_of_sum(*frames)
     assert [text.strip() for _, _, text in lines] == ([] if joined is None else ["", joined])
+
+
+@each(
+    ("computed", "again"),
+    [
+        ("a, b = f(net), g(net)", ["b = g(net)"]),
+        ("a, c, b = f(net), h(net), g(net)", ["c, b = h(net), g(net)"]),
+        ("a, b = both(net)", ["a, b = both(net)"]),
+        ("a, b = f(net), g(net)\n    b = b + a", ["a, b = f(net), g(net)", "b = b + a"]),
+    ],
+)
+def test_of_a_statement_that_computes_two_losses_only_the_needed_one_is_run_again(tmp_path, computed, again):
+    file = tmp_path / "loop.py"
+    lines = ["def step(net, c):", *f"    {computed}".split("\n"), "    opt.step()", "    learn(b, c)"]
+    file.write_text("\n".join(lines) + "\n")
+    at = [
+        Frame(str(file), line, "step", 5, line, len(lines[line - 1]) + 1, True)
+        for line in (2, len(lines) - 1, len(lines))
+    ]
+    first, *_ = run_again([at[0]], [[at[1]]], [at[2]])
+    assert [one.strip() for _, _, text in first for one in text.split("\n")] == ["opt.step()", *again]

@@ -11,7 +11,7 @@ from gradsan.model import Frame, Lines
 from gradsan.source.change import Change, insert_before
 from gradsan.source.flow.reaching import reaching
 from gradsan.source.flow.writing import definition_of
-from gradsan.source.identifiers import bindings_of, chain_key, leaf_name
+from gradsan.source.identifiers import assigned_pairs, bindings_of, chain_key, leaf_name
 from gradsan.source.locate import statement_at
 from gradsan.source.rewrite.given import networks_of
 from gradsan.source.rewrite.moving import (
@@ -109,6 +109,10 @@ def _repeated(
             continue
         rows = {node: source.lines[(at := source.span(node)).line - 1 : at.end_line] for node in again}
         copies = {node: "\n".join(own) for node, own in rows.items()}
+        kept_whole = {node for node, _ in drawn}
+        for at_node, node in enumerate(again):
+            if node not in kept_whole and (part := _needed_part(source, node, [*again[at_node + 1 :], *after])):
+                copies[node] = f"{source.indent(source.span(node))}{part}"
         changes = dict[int, str]()
         for number, (node, call) in enumerate(drawn):
             # What a call is given by chance is drawn before it, once for both.
@@ -127,6 +131,17 @@ def _repeated(
         if lines not in found:
             found.append(lines)
     return found
+
+
+def _needed_part(source: SourceFile, node: ast.stmt, later: list[ast.stmt]) -> str | None:
+    """``b = g(x)`` of ``a, b = f(x), g(x)`` where only ``b`` is read later; None where all of it is needed."""
+    pairs = list(assigned_pairs(node)) if isinstance(node, ast.Assign) and len(node.targets) == 1 else []
+    read = names_exposed(later) - _only_logged(source, later)
+    needed = [(to, value) for to, value in pairs if not isinstance(to, ast.Name) or to.id in read]
+    if not 0 < len(needed) < len(pairs):
+        return None
+    sides = zip(*((source.text(to), source.text(value)) for to, value in needed), strict=True)
+    return " = ".join(", ".join(side) for side in sides)
 
 
 def _stepping(node: ast.stmt) -> set[str]:
