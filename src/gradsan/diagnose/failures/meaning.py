@@ -73,6 +73,9 @@ def value_changed(failure: Failure) -> Diagnosis | None:
     name = (name or "").removesuffix(".data").removesuffix(".detach()")
     if not name:
         return None
+    # Written by a second name, the value that autograd has computed is the one that is wrong.
+    alias = None if frame is None else source.alias_of(frame, name)
+    name = alias if alias is not None and alias == parts.assigned_at(computed) else name
     values = {"name": name, "writer": parts.writer(written, name)}
     by_array = () if read.site is None else label_texts.by_array(written.op, written.site, values, None, read.site)
     return parts.diagnosis(

@@ -209,7 +209,9 @@ def reads_again(name: str, call: Frame, read: Frame) -> bool:
     before, after = statement_at(call), statement_at(read)
     if before is None or after is None:
         return False
-    return any(_keeps(root, before, after) for root in roots)
+    # ``batch["ids"], labels = mask(batch["ids"])``: what reads the element later reads the result.
+    is_rebound = before.node is not after.node and name.replace('"', "'") in assigned_names(before)
+    return not is_rebound and any(_keeps(root, before, after) for root in roots)
 
 
 def _statement_reads_again(name: str, before: Statement | None, after: Statement | None) -> bool:

@@ -25,7 +25,7 @@ import math
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -153,7 +153,9 @@ class NumberTerms(RoundDetector):
         # ``{name: one.item() for ...}`` takes several numbers, each for itself.
         is_among_first = place < _OF_A_LINE
         atoms = frozenset(_atoms((node,))) if node is not None and is_among_first else frozenset[int]()
-        for key in [(line, -1), (line, place)][: 2 if is_among_first else 1]:
+        # ``a.item() + b.item()`` takes two, which are added up.
+        whole = replace(line, column=None, end_line=None, end_column=None)
+        for key in dict.fromkeys([(line, -1), (whole, -1), (line, place)][: 3 if is_among_first else 2]):
             known = self._taken.get(key)
             if known is None:
                 if len(self._taken) >= _LINES:
