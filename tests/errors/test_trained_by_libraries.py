@@ -17,9 +17,11 @@ def trained(net, x):
     net(x).log_softmax(1).neg().backward()
 
 def fit(module, rounds, *listeners):
+    last = None
     for index in range(rounds):
         loss = module.training_step(index)
         loss.backward()
+        last = loss  # alive in the next round
         for one in listeners:
             one.on_step(loss)
 """
@@ -156,6 +158,12 @@ def train(net):
         (
             "GRUCell",
             "self.carry = self.inner(x, self.carry); return self.out(self.carry)",
+            "self.cell(torch.ones(2, 3)).mean()",
+            ["if self.cell.carry is not None:", "self.cell.carry = self.cell.carry.detach()"],
+        ),
+        (
+            "GRU",
+            "out, self.carry = self.inner(x, self.carry); return self.out(out)",
             "self.cell(torch.ones(2, 3)).mean()",
             ["if self.cell.carry is not None:", "self.cell.carry = self.cell.carry.detach()"],
         ),

@@ -72,7 +72,7 @@ def gather_second_backward(context: Context) -> tuple[Clue, ...]:
     if freed is None:
         return (needed,)
     node, by, _ = freed
-    join = _join(list(backward.roots), freed)
+    join = _carried(context, order, freed) or _join(list(backward.roots), freed)
     saved_at = _made_at(core, node, backward.thread)
     joined_at = _made_at(core, join.older, backward.thread)
     younger = _torch.node_sequence(join.younger)
@@ -272,6 +272,20 @@ def freed_earlier(order: list[Node], mine: list[PastBackward]) -> Freed | None:
             if one.clock not in reaches and one.root_sequence is not None and number <= one.root_sequence:
                 return Freed(node, one, None)
     return None
+
+
+def _carried(context: Context, order: list[Node], freed: Freed) -> _Join | None:
+    """The edge to an earlier round's result by which this round goes on: the call that made it has run again since.
+
+    It need not lie in the graph of that round's loss: the last state of a recurrent layer, beside its outputs.
+    """
+    backward = context.backward
+    path = [] if backward is None or freed.reach is None else walk.path(list(backward.roots), freed.node)
+    cut = walk.crossing(path, freed.by.sequence) if path else None
+    if cut is None or backward is None or cut[1] in (freed.reach or ()):
+        return None
+    made_at = _made_at(context.core, cut[1], backward.thread)
+    return _Join(*cut) if _ran_again(context, [made_at], order, freed.by) else None
 
 
 def _join(roots: list[Node], freed: Freed) -> _Join:
