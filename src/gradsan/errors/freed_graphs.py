@@ -123,7 +123,7 @@ def gather_second_backward(context: Context) -> tuple[Clue, ...]:
     passed_nodes = passed(core, backward.roots, node, by.sequence)
     clues.append(PathClue("path", passed=passed_nodes))
     nodes = [node, *_others_freed(order, node, by.sequence)]
-    held = naming.held_graphs(nodes, context.frame, by.sequence)
+    held = naming.held_graphs(nodes, context.frame, by.sequence, order)
     clues += [HeldClue("held", name=one.path, held=one) for one in held]
     for step in context.steps.steps:
         if by.clock < step.clock < backward.clock or _calls_again(step, by, backward):

@@ -254,6 +254,7 @@ def bridge_over(
         return None
     from gradsan.graph import borrowed
 
+    order = walk.engine_order(backward.roots)
     return Bridge(
         older=cut.older.name(),
         younger=cut.younger.name(),
@@ -262,9 +263,9 @@ def bridge_over(
         taken_near=borrowed.sites_near(core, cut.younger, backward.thread),
         made_near=borrowed.sites_near(core, cut.older, backward.thread),
         forward_ran_again=made is not None and made.is_exact and core.ran_since(made.stack, moment, made.thread),
-        held=naming.held_graphs([node], frame, moment),
+        held=naming.held_graphs([node], frame, moment, order),
         numbers=naming.numbers_in(frame),
-        is_term=not walk.meets_parameters(walk.engine_order(backward.roots), cut.older),
+        is_term=not walk.meets_parameters(order, cut.older),
         backward_ran_between=made is not None
         and any(
             one.stack is backward.stack and made.clock < one.clock < writes[0].clock for one in backward_calls(core)

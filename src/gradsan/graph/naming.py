@@ -102,10 +102,11 @@ def parameter_over(node: Node, frame: FrameType | None) -> str | None:
     return next((one.path for one in found if one.tensor.grad_fn in leading), None)
 
 
-def held_graphs(nodes: Sequence[Node], frame: FrameType | None, moment: int) -> tuple[Held, ...]:
+def held_graphs(nodes: Sequence[Node], frame: FrameType | None, moment: int, order: Sequence[Node]) -> tuple[Held, ...]:
     """Return the live variables of the user's frames whose graph leads back to one of ``nodes``; nearer ones first.
 
-    Those made by a Node numbered below ``moment`` are old.
+    Those made by a Node numbered below ``moment`` are old; without a Node in ``order``, the graph of the backward, they
+    are left out: a log of losses.
     """
     found = list(search(frame, has_graph))
     leading = walk.lead_to(walk.roots_of(one.tensor for one in found), *nodes)
@@ -118,6 +119,8 @@ def held_graphs(nodes: Sequence[Node], frame: FrameType | None, moment: int) -> 
     for one in found:  # an attribute of one object, by the first of the ways of its function that lead to it
         holder = one.around[-1][1] if one.container == "object" else one
         ways.setdefault((id(one.tensor), id(holder), hash(one.scope)), one)
+    old = {node for node in leading if (_torch.node_sequence(node) or moment) < moment}
+    unused = old.difference(order)
     held = (
         Held(
             one.path,
@@ -125,12 +128,12 @@ def held_graphs(nodes: Sequence[Node], frame: FrameType | None, moment: int) -> 
             one.scope.function,
             one.within,
             one.container,
-            (_torch.node_sequence(one.tensor.grad_fn) or moment) < moment,
+            one.tensor.grad_fn in old,
             _was_rewritten(one.tensor),
             tuple(_layer(path, value) for path, value in one.around),
         )
         for one in ways.values()
-        if one.tensor.grad_fn in leading
+        if one.tensor.grad_fn in leading and one.tensor.grad_fn not in unused
     )
     return tuple(dict.fromkeys(held))[:_MOST_HELD]
 
