@@ -7,6 +7,7 @@ import operator
 import re
 import sys
 from collections.abc import Iterator
+from types import FunctionType
 
 from torch import nn
 
@@ -36,7 +37,7 @@ def _classes_at_top() -> Iterator[type]:
 
 
 def _is_of_program(kind: type) -> bool:
-    return is_user_file(stored_in(sys.modules.get(kind.__module__)).get("__file__") or "<frozen")
+    return is_user_file(stored_in(sys.modules.get(str(kind.__module__))).get("__file__") or "<frozen")
 
 
 def is_run_by_library(stack: RawStack) -> bool:
@@ -58,9 +59,10 @@ def holder_clue(path: str, found: Found) -> tuple[Clue, ...]:
         attribute = re.match(r"\.(\w+)", rest)
         if attribute is None:
             continue
-        functions = (one for kind in type(holder).__mro__ for one in list(vars(kind).values()))
-        codes = (code for one in functions if (code := getattr(one, "__code__", None)) is not None)
-        own = [code for code in codes if attribute[1] in code.co_names and is_user_file(code.co_filename)]
+        members = (one for kind in type(holder).__mro__ for one in list(vars(kind).values()))
+        codes = (one.__code__ for one in members if isinstance(one, FunctionType))
+        named = (code for code in codes if attribute[1] in code.co_names and code.co_argcount)
+        own = [code for code in named if is_user_file(code.co_filename)]
         if own:
             frames = tuple(frame for code in own for frame in definition_site(code).frames)
             return (Clue("holder", Site(frames), name=f"{own[0].co_varnames[0]}{rest}"),)
