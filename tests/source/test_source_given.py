@@ -7,6 +7,7 @@ from dataclasses import replace
 from cases import each
 from gradsan.model import Frame
 from gradsan.source import binds_result, changed_lines, clone_handed_out, may_step, under_no_grad
+from gradsan.source.imports import lines_with_imports
 
 
 def frame_at(tmp_path, text: str, call: str) -> Frame:
@@ -75,17 +76,20 @@ def test_a_step_of_an_optimizer_that_shares_its_line(tmp_path, call, steps, with
 
 
 @each(
-    ("head", "is_known"),
+    ("head", "imported"),
     [
-        ("import torch", True),
-        ("from parts import *", True),
-        # Nothing that the file shows binds it, or the file never reads it.
-        ("from parts import Block", False),
+        ("import torch", None),
+        ("from parts import *", None),
+        # Nothing that the file shows binds it.
+        ("from parts import Block", "import torch\nfrom parts import Block"),
+        ("import math", "import math\n\nimport torch"),
+        ("x = 1", "import torch\n\n\nx = 1"),
     ],
 )
-def test_torch_may_come_from_a_star_import(tmp_path, head, is_known):
+def test_torch_may_come_from_a_star_import_or_is_imported(tmp_path, head, imported):
     file = tmp_path / "program.py"
     file.write_text(f"{head}\nbias[0] = 1\nbias = torch.nn.Parameter(bias)\n")
-    frame = Frame(str(file), 2, "<module>", 1, 2, 12, is_user=True)
-    change = under_no_grad(frame)
-    assert (change is not None and "with torch.no_grad():" in change.new) == is_known
+    change = under_no_grad(Frame(str(file), 2, "<module>", 1, 2, 12, is_user=True))
+    lines = lines_with_imports(changed_lines(str(file), change))
+    assert [text for _, line, text in lines if line == 1] == ([] if imported is None else [imported])
+    assert lines[-1][2].startswith("with torch.no_grad():")

@@ -22,6 +22,7 @@ class Carrier:
     ``callers`` are the frames above the one that reads it. ``in_round`` has, for each name carried together with it,
     its name in the function at ``level`` of the backward's stack, which runs the round, and its binding.
     ``is_local`` says that it is bound in that very function. ``held`` are the live variables that lead to older graphs.
+    ``behind`` are attributes that the round binds after its backward, each with the statement.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Carrier:
     level: int = -1
     is_local: bool = True
     held: tuple[Held, ...] = ()
+    behind: tuple[tuple[str, Frame], ...] = ()
 
     @property
     def names_in_round(self) -> tuple[str, ...]:
@@ -73,7 +75,7 @@ def find(used: Site, bridge: Bridge) -> Carrier | None:
     kept = (group for group in groups if any(_was_made_at(one.bound_at, bridge.taken_near) for one in group[1]))
     chosen = next(chain(live, made, kept, groups), None)
     if chosen is None:
-        return None if bridge.name is None else Carrier(bridge.name)
+        return _kept_behind(use, bridge) or (None if bridge.name is None else Carrier(bridge.name))
     place, carried = chosen
     known = (one for one in carried if _same(_in_round(one.name, place, level), bridge.name))
     first = next(known, None) or min(
@@ -85,15 +87,35 @@ def find(used: Site, bridge: Bridge) -> Carrier | None:
     )
     together = {one.name: (other, one) for other, found in groups if other.stack == place.stack for one in found}
     names = ((_in_round(one.name, other, level), one) for other, one in together.values())
-    return Carrier(
+    in_round = tuple((_with_double_quotes(name), one) for name, one in names if name is not None)
+    own = None if in_round else _kept_behind(use, bridge)
+    return own or Carrier(
         _with_double_quotes(first.name),
         first.bound_at,
         place.stack,
-        tuple((_with_double_quotes(name), one) for name, one in names if name is not None),
+        in_round,
         min(place.depth, level),
         place.depth <= level,
         bridge.held,
     )
+
+
+def _kept_behind(use: tuple[Frame, ...], bridge: Bridge) -> Carrier | None:
+    """The attributes of an object that a function binds which the round calls after its backward: a callback's own."""
+    attributes = {one.path.rpartition(".")[2] for one in bridge.held if one.container == "object"}
+    for stack in (site.user_frames for site in bridge.taken_near):
+        level = shared_level(stack, use)
+        is_behind = 0 <= level < len(use) and source.in_same_function(stack[level], use[level])
+        for frame in reversed(stack[level + 1 :] if is_behind and stack[level].line > use[level].line else ()):
+            bound = [
+                (f"self.{one}", at)
+                for one in sorted(attributes)
+                for _, at in source.assignments(frame, f"self.{one}")
+                if source.in_same_function(at, frame)
+            ]
+            if bound:
+                return Carrier(", ".join(dict(bound)), bound[0][1], behind=tuple(bound))
+    return None
 
 
 def cut(used: Site, updated: Site | None, carrier: Carrier) -> tuple[source.Change, Frame] | None:
@@ -105,6 +127,10 @@ def cut(used: Site, updated: Site | None, carrier: Carrier) -> tuple[source.Chan
     parameters.
     """
     use = used.user_frames
+    if carrier.behind:
+        found = [source.detach_at(at, name) for name, at in carrier.behind]
+        changes, at = [one for one in found if one is not None], carrier.behind[0][1]
+        return (source.together(at.file, changes), at) if len(changes) == len(found) else None
     if not carrier.in_round and carrier.bound_at is not None and carrier.callers:
         shape = source.shape_bound_at(carrier.bound_at, carrier.name)
         carried: dict[str, source.Shape] = {carrier.name: shape or "tensor"}
@@ -176,24 +202,6 @@ def cut_put_back(used: Site, held: Sequence[Held]) -> Fix | None:
             if found is not None:
                 return detached(found[1], (found[0],), frame.file)
     return None
-
-
-def written_with_graph(name: str, made: Sequence[Site], carrier: Carrier | None) -> tuple[Fix, ...]:
-    """The writes that gave a parameter a graph, under ``no_grad``: no other tensor can take its place in the module.
-
-    Where each replaces all of it, it is cut off before: what a network has computed for it may be trained through it.
-    """
-    stacks = [site.user_frames for site in made]
-    stacks += [(carrier.bound_at,)] if carrier is not None and carrier.bound_at is not None else []
-    attribute, values = name.rpartition(".")[2], {"name": name}
-    cut = next(filter(None, (source.cut_before_written(one, attribute) for one in stacks)), ())
-    if cut:
-        return (Fix.worded("help.parameter_cut_before", values, cut, keeps=True, kind="detach_parameter"),)
-    anew = next(filter(None, (source.second_name_anew(one, attribute) for one in stacks)), ())
-    if anew:
-        return (Fix.worded("help.out_of_place", values, anew, kind="copy_second_name"),)
-    lines = next(filter(None, (source.all_under_no_grad(one, attribute) for one in stacks)), ())
-    return (Fix.worded("help.parameter_unrecorded", values, lines, kind="no_grad"),)
 
 
 def cut_term(

@@ -105,7 +105,8 @@ def _diagnose(evidence: Evidence) -> tuple[Diagnosis, ...]:
                 known = namesakes.setdefault(key, Namesakes(known)).added(known, diagnosis)
             diagnosis = replace(known, count=count, events=events, events_left_out=left_out)
         found[key] = diagnosis
-    return _with_shared_writes(_without_consequences(of_one_line(tuple(found.values()))))
+    told = _with_shared_writes(_without_consequences(of_one_line(tuple(found.values()))))
+    return tuple(map(source.with_imports, told))
 
 
 def _without_consequences(found: tuple[Diagnosis, ...]) -> tuple[Diagnosis, ...]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradsan import source
+from gradsan.diagnose.carriers import Carrier
 from gradsan.diagnose.facts import Facts
 from gradsan.model import Fix, Frame, Lines, Message, Site
 
@@ -142,3 +143,21 @@ def _function_fix(kind: str, facts: Facts, lines: Lines = (), meaning: Any = "pr
         "attribute": conflict.save.slot or "?",
     }
     return Fix.worded(f"help.{kind}", values, lines, keeps=meaning == "preserved")
+
+
+def written_with_graph(name: str, made: Sequence[Site], carrier: Carrier | None) -> tuple[Fix, ...]:
+    """The writes that gave a parameter a graph, under ``no_grad``: no other tensor can take its place in the module.
+
+    Where each replaces all of it, it is cut off before: what a network has computed for it may be trained through it.
+    """
+    stacks = [site.user_frames for site in made]
+    stacks += [(carrier.bound_at,)] if carrier is not None and carrier.bound_at is not None else []
+    attribute, values = name.rpartition(".")[2], {"name": name}
+    cut = next(filter(None, (source.cut_before_written(one, attribute) for one in stacks)), ())
+    if cut:
+        return (Fix.worded("help.parameter_cut_before", values, cut, keeps=True, kind="detach_parameter"),)
+    anew = next(filter(None, (source.second_name_anew(one, attribute) for one in stacks)), ())
+    if anew:
+        return (Fix.worded("help.out_of_place", values, anew, kind="copy_second_name"),)
+    lines = next(filter(None, (source.all_under_no_grad(one, attribute) for one in stacks)), ())
+    return (Fix.worded("help.parameter_unrecorded", values, lines, kind="no_grad"),)

@@ -9,6 +9,7 @@ from gradsan.lint._findings import Hit, Spot, Suggestion
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited, with_keyword
 from gradsan.source.flow.modules import in_place_argument
+from gradsan.source.identifiers import imported_as
 from gradsan.source.intent.additions import additions
 from gradsan.source.rewrite.out_of_place import out_of_place
 from gradsan.source.rewrite.updates import under_no_grad
@@ -72,7 +73,7 @@ def _detach(source: SourceFile, hit: Hit, at: Spot, frame: Frame) -> Change | No
 
 
 def _no_grad(source: SourceFile, hit: Hit, at: Spot, frame: Frame) -> Change | None:
-    return under_no_grad(frame)
+    return None if imported_as(source, "torch") is None else under_no_grad(frame)
 
 
 def _out_of_place(source: SourceFile, hit: Hit, at: Spot, frame: Frame) -> Change | None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gradsan.source.flow.targets import *
     from gradsan.source.flow.writing import *
     from gradsan.source.identifiers import *
+    from gradsan.source.imports import *
     from gradsan.source.intent.additions import *
     from gradsan.source.intent.conditions import *
     from gradsan.source.intent.contents import *
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
     from gradsan.source.tree import *
 
 _NAMES = {
-    "change": "Change add_keyword apply_change changed_at changed_lines",
+    "change": "Change add_keyword apply_change changed_at changed_lines together",
     "flow.aliases": "read_as_before",
     "flow.bindings": (
         "Carried binding_of binds_result bound_name carried_names method_receiver passed_for_own "
@@ -105,6 +106,7 @@ _NAMES = {
     ),
     "identifiers": "assigned_names consumed_names",
     "intent.additions": "Addition additions",
+    "imports": "with_imports",
     "intent.attributes": "bound_in_class uses_in",
     "intent.conditions": (
         "clears_its_condition compared_scores context_around is_called_with_graph is_checked is_conditional "

@@ -70,6 +70,19 @@ def apply_change(text: str, change: Change) -> str:
     return "\n".join([*lines[:index], *new, *lines[index + len(old) :]])
 
 
+def together(file: str, changes: Sequence[Change]) -> Change:
+    """One change of the lines from the first to the last of ``changes``, which do not overlap."""
+    lines = source_lines(file)
+    text = "\n".join(lines)
+    for change in sorted(changes, key=lambda one: one.line, reverse=True):
+        text = apply_change(text, change)
+    first = min(one.line for one in changes) - 1
+    last = max(one.line + one.old.count("\n") - (not one.old) for one in changes)
+    new = text.split("\n")
+    kept = len(new) - (len(lines) - last)
+    return Change(first + 1, "\n".join(lines[first:last]), "\n".join(new[first:kept]), changes[0].kind)
+
+
 def changed_at(frame: Frame | None, suggest: Callable[[Frame], Change | None]) -> Lines:
     """The lines that ``suggest`` changes for the statement at ``frame``; empty where there is no frame or no change."""
     return () if frame is None else changed_lines(frame.file, suggest(frame))

@@ -22,6 +22,7 @@ from gradsan.diagnose.collected import (
 )
 from gradsan.diagnose.facts import Facts, examine, is_update, stack_of
 from gradsan.diagnose.names import shared_level
+from gradsan.diagnose.value_fixes import written_with_graph
 from gradsan.model import Bridge, Diagnosis, Fix, Frame, Label, Message, Site, Write
 
 _ENTRY = "/torch/autograd/__init__.py"
@@ -223,7 +224,7 @@ def state_carried_over(facts: Facts) -> Diagnosis | None:
     cut = cut if whole is None else (whole,)
     cut = carriers.cut_term(cut, updated, carrier, bridge.made_near) if bridge.is_term else cut
     if parameter is not None:
-        cut = carriers.written_with_graph(parameter, bridge.made_near, carrier)
+        cut = written_with_graph(parameter, bridge.made_near, carrier)
     own = detach_by_own(use.site, updated, bridge.held)
     cut = cut if own is None else (own,)
     return build.diagnosis(

@@ -100,7 +100,7 @@ def diagnosis_of(
     code, slug, bridge = cause
     values = {"bridge": case.name, "name": case.name, "op": parts.op_of(case.bridge)}
     tensor = None
-    if isinstance(case.name, str):
+    if isinstance(case.name, str) and not (case.carrier and case.carrier.behind):
         tensor = replace(parts.tensor_of(case.bridge, case.name), op=case.bridge.op)
     saved = case.saved or case.failure.clue("saved")
     certain = bool(case.freed_by.values.get("certain"))

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 
 from gradsan import source
-from gradsan.diagnose.carriers import written_with_graph
 from gradsan.diagnose.failures import parts, statements
+from gradsan.diagnose.value_fixes import written_with_graph
 from gradsan.model import Diagnosis, Failure, Fix, Frame, Lines
 
 

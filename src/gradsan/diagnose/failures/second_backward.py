@@ -41,6 +41,7 @@ from gradsan.diagnose.failures.freed_values import (
 from gradsan.diagnose.failures.shared_forward import shared
 from gradsan.diagnose.library_rounds import cut_on_entry
 from gradsan.diagnose.names import shared_level
+from gradsan.diagnose.value_fixes import written_with_graph
 from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Lines, Message, PathClue, Site
 
 SUM_CUT = "help.detach_sum_how"
@@ -94,7 +95,7 @@ def _carried(case: Case) -> Diagnosis:
     used, held = case.needed.site, held_of(case.failure)
     first = None if used is None else cut_on_entry(used, made, held) or detach_by_own(used, case.updated, held)
     if first is None and isinstance(parameter := case.bridge.values.get("parameter"), str):
-        return diagnosis_of(case, CARRIED, carriers.written_with_graph(parameter, made, case.carrier), GROWS)
+        return diagnosis_of(case, CARRIED, written_with_graph(parameter, made, case.carrier), GROWS)
     first = first or (None if used is None else forget_collected(used, case.updated, held))
     if first is not None:
         return diagnosis_of(case, CARRIED, (first,), GROWS)

@@ -30,6 +30,7 @@ from gradsan.repair.fixes import (
     views,
 )
 from gradsan.source.change import changed_lines
+from gradsan.source.imports import with_imports
 from gradsan.source.joined import on_own_lines
 from gradsan.source.rewrite.suggest import drop_keyword
 
@@ -127,7 +128,7 @@ def _with_candidates(diagnosis: Diagnosis) -> Diagnosis:
         ordered.extend(copies.clone_before_loop(diagnosis) if fix.kind == "clone_before_mutation" else ())
         ordered.extend([fix] if fix.lines or not same else [one for one in same if one not in ordered])
     ordered.extend(one for one in found if one not in ordered)
-    return replace(diagnosis, fixes=copies.collect_each_value(diagnosis, tuple(ordered)))
+    return with_imports(replace(diagnosis, fixes=copies.collect_each_value(diagnosis, tuple(ordered))))
 
 
 def with_lines(diagnosis: Diagnosis) -> Diagnosis:
@@ -168,7 +169,7 @@ def with_lines(diagnosis: Diagnosis) -> Diagnosis:
         {loops.APART} if fixes and not fixes[0].lines else set()
     )
     fixes.sort(key=lambda fix: fix.summary.key not in several and not _is_call_first(fix))
-    return replace(diagnosis, fixes=copies.collect_each_value(diagnosis, tuple(fixes)))
+    return with_imports(replace(diagnosis, fixes=copies.collect_each_value(diagnosis, tuple(fixes))))
 
 
 def _is_of_several(fix: Fix, candidate: Fix) -> bool:

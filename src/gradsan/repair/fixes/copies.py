@@ -16,7 +16,8 @@ from gradsan.source.change import Change, Edit, changed_lines, edited, text_with
 from gradsan.source.flow.collected import is_kept_each_round
 from gradsan.source.flow.targets import Target, target_at, written_expression
 from gradsan.source.flow.writing import reads_gradient, writing_at
-from gradsan.source.identifiers import imported_as, leaf_name
+from gradsan.source.identifiers import leaf_name
+from gradsan.source.imports import torch_name
 from gradsan.source.locate import Expression, expressions_at, frame_of
 from gradsan.source.rewrite.copied import cloned
 from gradsan.source.rewrite.leaves import reads_later
@@ -97,8 +98,8 @@ def clone_for_call(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         return ()
     for place in expressions_at(saved.frame):
         call, source = place.node, place.source
-        torch = imported_as(source, "torch")
-        if not isinstance(call, ast.Call) or not call.args or call.keywords or torch is None:
+        torch = torch_name(source)
+        if not isinstance(call, ast.Call) or not call.args or call.keywords:
             continue
         callee, given = source.text(call.func), ", ".join(map(source.text, call.args))
         if f".{leaf_name(call.func)}." not in f".{name.replace('[', '.')}" or any(

@@ -14,9 +14,9 @@ from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Edit, edited_lines, text_with
 from gradsan.source.identifiers import leaf_name, local_nodes
+from gradsan.source.imports import torch_name
 from gradsan.source.locate import Statement, statement_at
 from gradsan.source.methods import CUTTING
-from gradsan.source.rewrite.cuts.uncut import torch_in
 from gradsan.source.rewrite.moving import is_whole_lines, names_read
 from gradsan.source.rewrite.out_of_place import out_of_place, recorded
 from gradsan.source.tree import SourceFile
@@ -42,8 +42,8 @@ def functional_fast_weights(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         return _one_leaf(source, advice, (asked, written, used), value)
     if not isinstance(loop, ast.For) or len(loop.body) != 1 or loop.orelse:
         return ()
-    torch, model = torch_in(source), source.text(walked.func.value)  # type: ignore[attr-defined]
-    if torch is None or not isinstance(loop.target, ast.Tuple):
+    torch, model = torch_name(source), source.text(walked.func.value)  # type: ignore[attr-defined]
+    if not isinstance(loop.target, ast.Tuple):
         return ()
     variable, new = value
     fast, name = blocks.fresh_name(source, "fast"), blocks.fresh_name(source, "name")

@@ -10,8 +10,8 @@ from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Edit, changed_lines, edited
 from gradsan.source.identifiers import assigned_names, imported_as, leaf_name
+from gradsan.source.imports import torch_name
 from gradsan.source.locate import statement_at
-from gradsan.source.rewrite.cuts.uncut import torch_in
 from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.tree import SourceFile, Span
 
@@ -64,8 +64,6 @@ def _registered(
         return ()
     source, value = found[0]
     module = _nn_in(source)
-    if module is None:
-        return ()
     change = edited(source, [Edit(source.span(value), f"{module}.{kind}({inside(source, value)})")], "give_parameters")
     lines = changed_lines(source.file, change)
     values = dict(advice.summary.values) | {"container": f"{module}.{kind}", "attribute": f"self.{attribute}"}
@@ -115,10 +113,9 @@ def _is_plain(value: ast.expr, is_dict: bool) -> bool:
     return isinstance(value, _DICTS if is_dict else _LISTS)
 
 
-def _nn_in(source: SourceFile) -> str | None:
+def _nn_in(source: SourceFile) -> str:
     """The file's name for ``torch.nn``."""
-    whole = torch_in(source)
-    return imported_as(source, "torch.nn") or (None if whole is None else f"{whole}.nn")
+    return imported_as(source, "torch.nn") or f"{torch_name(source)}.nn"
 
 
 def give_forgotten(diagnosis: Diagnosis) -> tuple[Fix, ...]:

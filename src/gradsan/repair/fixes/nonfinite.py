@@ -12,8 +12,8 @@ from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Change, Edit, changed_lines, edited
 from gradsan.source.identifiers import leaf_name
+from gradsan.source.imports import torch_name
 from gradsan.source.locate import Statement, statement_at
-from gradsan.source.rewrite.numerics.applied import torch_name
 from gradsan.source.rewrite.numerics.reductions import nothing_to_average
 from gradsan.source.tree import SourceFile, indentation_of
 

@@ -178,7 +178,7 @@ def _copied(source: SourceFile, value: ast.expr, is_module: bool, *, is_nested: 
 
     Empty where the source shows no alias.
     """
-    needs_copy, kept = False, value
+    kept = value
     while isinstance(kept, ast.ListComp | ast.GeneratorExp | ast.DictComp):
         kept = kept.value if isinstance(kept, ast.DictComp) else kept.elt
     if kept is not value:
@@ -198,20 +198,11 @@ def _copied(source: SourceFile, value: ast.expr, is_module: bool, *, is_nested: 
     elif isinstance(value, ast.Call) and (returned := _returned(source, value)) is not None:
         edit = _copied_of_function(source, value, returned)
     elif is_nested or (is_module and isinstance(value, ast.Name | ast.Attribute | ast.Subscript)):
-        needs_copy = imported_as(source, "copy") is None
         edit = Edit(source.span(value), f"{imported_as(source, 'copy') or 'copy'}.deepcopy({source.text(value)})")
     else:
         edit = _cloned(source, value)
     change = None if edit is None else edited(source, [edit], "copy_second_name")
     lines = changed_lines(source.file, change)
-    if lines and needs_copy:
-        first = next((one for one in source.module.body if isinstance(one, ast.Import | ast.ImportFrom)), None)
-        if first is None:
-            return (), kept
-        if isinstance(first, ast.ImportFrom) and first.module == "__future__":
-            lines = ((source.file, first.lineno, f"{source.lines[first.lineno - 1]}\nimport copy"), *lines)
-        else:
-            lines = ((source.file, first.lineno, f"import copy\n{source.lines[first.lineno - 1]}"), *lines)
     return lines, kept
 
 

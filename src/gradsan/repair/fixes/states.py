@@ -22,9 +22,9 @@ from gradsan.source.flow.modules import DETACHED, Shape, object_cut
 from gradsan.source.flow.rounds import in_same_function, shape_bound_at
 from gradsan.source.flow.targets import target_at
 from gradsan.source.identifiers import bindings_of, chain_key, local_nodes
+from gradsan.source.imports import torch_name
 from gradsan.source.locate import statement_at
 from gradsan.source.methods import ADDING, is_inplace_method
-from gradsan.source.rewrite.cuts.uncut import torch_in
 from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.rewrite.out_of_place import out_of_place
 from gradsan.source.rewrite.suggest import detach_at
@@ -181,8 +181,8 @@ def _detached(last: blocks.Placed, model: str, kept: _Kept) -> Fix | None:
     cut = ([value], [DETACHED[shape].format(value)]) if shape in DETACHED else cut
     if cut is None:
         return None
-    body, torch = f"{', '.join(cut[0])} = {', '.join(cut[1])}", torch_in(source)
-    if kept.others and torch is not None and shape == "tensor":
+    body, torch = f"{', '.join(cut[0])} = {', '.join(cut[1])}", torch_name(source)
+    if kept.others and shape == "tensor":
         condition = _is_owner(source, module, kept.owner)
         names = sorted((kept.attribute, *kept.others))
         body = "\n".join(

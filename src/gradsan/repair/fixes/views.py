@@ -188,15 +188,17 @@ def _returned_by_call(made: Label, diagnosis: Diagnosis) -> Iterator[blocks.Plac
     position = next((number for number, one in enumerate(bound) if chain_key(one) == name), None)
     functions = [one for one in source.nodes if isinstance(one, ast.FunctionDef) and one.name == leaf_name(call.func)]
     nodes = list(local_nodes(functions[0])) if len(functions) == 1 and position is not None else []
-    returns = [one.value for one in nodes if isinstance(one, ast.Return)]
+    returns = [one for one in nodes if isinstance(one, ast.Return)]
     if len(returns) != 1 or position is None:
         return
-    given = returns[0].elts if isinstance(returns[0], ast.Tuple) else [returns[0]]
+    value = returns[0].value
+    given = value.elts if isinstance(value, ast.Tuple) else [value]
     view = given[position] if len(given) == len(bound) else None
-    for node in (one for one in nodes if isinstance(one, ast.Assign)):
+    for node in (one for one in nodes if isinstance(one, ast.Assign | ast.Return)):
         parent, field = source.parents[node]
         block = getattr(parent, field)
-        if isinstance(view, ast.Name) and view.id in blocks.names_bound(node):
+        is_bound = isinstance(view, ast.Name) and view.id in blocks.names_bound(node)
+        if is_bound or (isinstance(node, ast.Return) and view is not None and not isinstance(view, ast.Name)):
             yield blocks.Placed(source, block, node, block.index(node))
 
 

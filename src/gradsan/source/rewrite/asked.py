@@ -23,10 +23,10 @@ from gradsan.source.identifiers import (
     bindings_of,
     chain_key,
     consumed_names,
-    imported_as,
     leaf_name,
     local_nodes,
 )
+from gradsan.source.imports import torch_name
 from gradsan.source.intent.gradients import holders
 from gradsan.source.locate import Expression, Statement, expression_at, expressions_at, statement_at
 from gradsan.source.tree import SourceFile, header_nodes
@@ -181,9 +181,9 @@ def floating_from_start(frame: Frame) -> Change | None:
     call = None if place is None else place.node
     if place is None or not isinstance(call, ast.Call) or _are_indices(place):
         return None
-    source, torch = place.source, imported_as(place.source, "torch")
+    source, torch = place.source, torch_name(place.source)
     is_set = any(leaf_name(one) in _DEFAULTS for one in source.nodes if isinstance(one, ast.Attribute | ast.Name))
-    if leaf_name(call.func) == "Parameter" and len(call.args) == 1 and (torch is not None or not is_set):
+    if leaf_name(call.func) == "Parameter" and len(call.args) == 1:
         made = f".to({torch}.get_default_dtype())" if is_set else ".float()"
         return edited(source, _called(source, call.args[0], made), "floating")
     owner = call.func.value if isinstance(call.func, ast.Attribute) else None

@@ -13,7 +13,8 @@ from dataclasses import replace
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited, text_with, without_keyword
 from gradsan.source.flow.writing import written_root
-from gradsan.source.identifiers import assigned_names, binds, chain_key, imported_as, leaf_name
+from gradsan.source.identifiers import assigned_names, binds, chain_key, leaf_name
+from gradsan.source.imports import torch_name
 from gradsan.source.locate import Statement, statement_at
 from gradsan.source.methods import METADATA, has_attribute
 from gradsan.source.tree import FunctionNode, SourceFile, Span, header_nodes, indentation_of
@@ -326,8 +327,7 @@ def assigned_in_place(frame: Frame) -> Change | None:
     is not computed from the old one.
     """
     statement = statement_at(frame)
-    torch = None if statement is None else imported_as(statement.source, "torch")
-    if statement is None or torch is None:
+    if statement is None:
         return None
     source = statement.source
     parent, field = source.parents[statement.node]
@@ -344,7 +344,7 @@ def assigned_in_place(frame: Frame) -> Change | None:
     if not texts:
         return None
     begin, end = source.span(block[first]), source.span(block[last])
-    lines = [f"with {torch}.no_grad():", *(f"{indentation_of(source)}{one}" for one in texts)]
+    lines = [f"with {torch_name(source)}.no_grad():", *(f"{indentation_of(source)}{one}" for one in texts)]
     whole = Span(begin.line, begin.column, end.end_line, end.end_column)
     return edited(source, [Edit(whole, f"\n{source.indent(begin)}".join(lines))], "no_grad")
 
@@ -352,15 +352,14 @@ def assigned_in_place(frame: Frame) -> Change | None:
 def assigned_by_copy(frame: Frame) -> Change | None:
     """``layer.weight.copy_(value)`` under ``no_grad`` for ``layer.weight = value``: the parameter stays the same."""
     statement = statement_at(frame)
-    torch = None if statement is None else imported_as(statement.source, "torch")
     name = None if statement is None else _assigned(statement.source, statement.node)
-    if statement is None or torch is None or name is None or not isinstance(statement.node, ast.Assign):
+    if statement is None or name is None or not isinstance(statement.node, ast.Assign):
         return None
     source, span = statement.source, statement.source.span(statement.node)
     if source.indent(span).strip() or span.line != span.end_line:
         return None
     inner = f"{source.indent(span)}{indentation_of(source)}"
-    text = f"with {torch}.no_grad():\n{inner}{name}.copy_({source.text(statement.node.value)})"
+    text = f"with {torch_name(source)}.no_grad():\n{inner}{name}.copy_({source.text(statement.node.value)})"
     return edited(source, [Edit(span, text)], "no_grad")
 
 
@@ -368,11 +367,11 @@ def assigned_as_parameter(frame: Frame) -> Change | None:
     """``layer.weight = torch.nn.Parameter(value)`` for ``layer.weight = value``."""
     statement = statement_at(frame)
     node = None if statement is None else statement.node
-    torch = None if statement is None else imported_as(statement.source, "torch")
-    if statement is None or torch is None or not isinstance(node, ast.Assign):
+    if statement is None or not isinstance(node, ast.Assign):
         return None
     span = statement.source.span(node.value)
-    return edited(statement.source, [Edit.before(span, f"{torch}.nn.Parameter("), Edit.after(span, ")")], "parameter")
+    nn = f"{torch_name(statement.source)}.nn"
+    return edited(statement.source, [Edit.before(span, f"{nn}.Parameter("), Edit.after(span, ")")], "parameter")
 
 
 def _in_place(source: SourceFile, node: ast.stmt) -> str | None:

@@ -11,7 +11,8 @@ from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited, elements_of, is_all, is_gap, is_number, may_be_number
 from gradsan.source.flow.modules import shape_in_source
 from gradsan.source.flow.targets import target_at
-from gradsan.source.identifiers import Binding, bindings_of, binds, imported_as, leaf_name, local_nodes
+from gradsan.source.identifiers import Binding, bindings_of, binds, leaf_name, local_nodes
+from gradsan.source.imports import torch_name
 from gradsan.source.locate import statement_at
 from gradsan.source.operators import augmented_value
 from gradsan.source.rewrite.out_of_place import chain_value
@@ -69,8 +70,8 @@ def _filled_at(frame: Frame) -> _Filled | None:
     target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
     if isinstance(node, ast.AugAssign):
         target = node.target
-    torch = imported_as(source, "torch")
-    if not isinstance(target, ast.Subscript) or not isinstance(target.value, ast.Name) or torch is None:
+    torch = torch_name(source)
+    if not isinstance(target, ast.Subscript) or not isinstance(target.value, ast.Name):
         return None
     elements = elements_of(target)
     is_last = _is_of_last(elements)

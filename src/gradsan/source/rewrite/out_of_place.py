@@ -13,11 +13,11 @@ from gradsan.source.identifiers import (
     chain_key,
     constant_key,
     dotted_path,
-    imported_as,
     leaf_name,
     parameters,
     standing_of,
 )
+from gradsan.source.imports import torch_name
 from gradsan.source.locate import expressions_at, statement_at
 from gradsan.source.methods import (
     CHANGING_METADATA,
@@ -351,8 +351,8 @@ def _method(source: SourceFile, call: ast.Call, base: ast.expr, is_fresh: bool) 
         return [_drop_underscore(source, call.func)]
     if is_fresh:
         return []
-    torch, text = imported_as(source, "torch"), source.text(base)
-    if name in OVERWRITING and torch is not None:
+    torch, text = torch_name(source), source.text(base)
+    if name in OVERWRITING:
         if name == "zero_" and not call.args:
             return [Edit(source.span(call), f"{torch}.zeros_like({text})")]
         if name == "fill_" and len(call.args) == 1 and _is_number(call.args[0]):

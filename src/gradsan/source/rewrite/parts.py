@@ -10,9 +10,9 @@ from gradsan.model import Frame, Lines
 from gradsan.source.change import changed_lines
 from gradsan.source.flow.writing import writing_at
 from gradsan.source.identifiers import is_name, leaf_name
+from gradsan.source.imports import torch_name
 from gradsan.source.locate import frame_of, statement_at
 from gradsan.source.methods import METADATA
-from gradsan.source.rewrite.cuts.uncut import torch_in
 from gradsan.source.rewrite.out_of_place import out_of_place
 from gradsan.source.rewrite.renewing import fresh_name
 from gradsan.source.tree import SourceFile
@@ -49,9 +49,9 @@ def parts_collected(frame: Frame, name: str) -> Collected | None:
     loop = next((one for one in reversed(place.loops) if _binds(one, name)), None) if place is not None else None
     if place is None or not isinstance(loop, ast.For) or loop.orelse or place.node not in loop.body:
         return None
-    source, torch = place.source, torch_in(place.source)
+    source, torch = place.source, torch_name(place.source)
     views = next(_walked(loop.target, loop.iter, name), None)
-    if views is None or torch is None or any(isinstance(one, _LEAVES) for one in ast.walk(loop)):
+    if views is None or any(isinstance(one, _LEAVES) for one in ast.walk(loop)):
         return None
     whole = source.text(views.whole)
     is_read_inside = any(source.text(one) == whole for node in loop.body for one in ast.walk(node) if _may_be(one))
@@ -88,10 +88,9 @@ def named_parts_joined(frame: Frame, name: str) -> Collected | None:
     statement at ``frame`` writes the part called ``name``; writes of the other parts that follow are changed too.
     """
     place = statement_at(frame)
-    torch = None if place is None else torch_in(place.source)
     parent, field = (None, "") if place is None else place.source.parents[place.node]
     block = getattr(parent, field, None)
-    if place is None or torch is None or not isinstance(block, list):
+    if place is None or not isinstance(block, list):
         return None
     source, before = place.source, block[: block.index(place.node)]
     made = next((one for one in reversed(before) if name in _names_bound(one)), None)
@@ -113,6 +112,7 @@ def named_parts_joined(frame: Frame, name: str) -> Collected | None:
     if span.line not in changes or place.node.lineno not in changes or not _is_read_outside(source, views.whole, made):
         return None
     along = "" if views.dimension == "0" else f", dim={views.dimension}"
+    torch = torch_name(source)
     joined = f"{source.indent(last)}{views.whole.id} = {torch}.{views.join}(({', '.join(names)}){along})"
     changes[span.line] = f"{changes[span.line]}\n{joined}"
     return Collected(tuple((source.file, line, text) for line, text in sorted(changes.items())), "preserved")

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited, elements_of, is_all
 from gradsan.source.flow.targets import target_at
-from gradsan.source.identifiers import bindings_of, chain_key, constant_key, imported_as, leaf_name, parameters
+from gradsan.source.identifiers import bindings_of, chain_key, constant_key, leaf_name, parameters
+from gradsan.source.imports import torch_name
 from gradsan.source.operators import augmented_value
 from gradsan.source.rewrite.out_of_place import chain_value
 from gradsan.source.rewrite.rebinding import can_rebind, notes_on_rebinding
@@ -164,10 +165,7 @@ def _with_part(source: SourceFile, part: ast.Subscript, value: str, index_is_ten
     if index_is_tensor:
         return _by_tensors(source, name, elements, value, constant)
     if constant:
-        torch = imported_as(source, "torch")
-        if torch is None:
-            return None
-        value = f"{torch}.full_like({source.text(part)}, {value})"
+        value = f"{torch_name(source)}.full_like({source.text(part)}, {value})"
     return _by_positions(source, name, list(elements), value)
 
 

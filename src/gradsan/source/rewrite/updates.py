@@ -9,7 +9,8 @@ from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.flow.reuse import second_name
 from gradsan.source.flow.writing import writes_beside, written_root
-from gradsan.source.identifiers import assigned_names, imported_as, leaf_name
+from gradsan.source.identifiers import assigned_names, leaf_name
+from gradsan.source.imports import torch_name
 from gradsan.source.locate import statement_at
 from gradsan.source.methods import has_attribute
 from gradsan.source.rewrite.given import networks_of
@@ -39,12 +40,12 @@ def under_no_grad(frame: Frame, leaves: Collection[str] = ()) -> Change | None:
     if statement is None or hasattr(statement.node, "body"):
         return None
     source = statement.source
-    torch = imported_as(source, "torch")
+    torch = torch_name(source)
     parent, field = source.parents[statement.node]
     block = getattr(parent, field, None)
-    if torch is not None and isinstance(parent, ast.For) and _is_one_line(source, parent):
+    if isinstance(parent, ast.For) and _is_one_line(source, parent):
         return edited(source, [_within_no_grad(source, torch, parent, parent)], "no_grad")
-    if torch is None or not isinstance(block, list) or not _has_own_lines(source, statement.node):
+    if not isinstance(block, list) or not _has_own_lines(source, statement.node):
         return None
     edits: list[Edit] = []
     also = {one for one in block if written_root(one) in leaves and _has_own_lines(source, one)}
@@ -111,25 +112,26 @@ def updated_in_place(frame: Frame) -> Change | None:
     its gradient.
     """
     statement = statement_at(frame)
-    torch = None if statement is None else imported_as(statement.source, "torch")
-    if statement is None or torch is None:
+    if statement is None:
         return None
     source = statement.source
-    if not _clears_gradients(statement.function or source.module):
-        edit = _as_leaves(source, statement.node)
-        return None if edit is None else edited(source, edit, "new_leaf")
     parent, field = source.parents[statement.node]
+    is_leaf = not _clears_gradients(statement.function or source.module)
+    new = _as_leaves if is_leaf else _update_in_place
     block = getattr(parent, field, None)
-    if not isinstance(block, list) or _update_in_place(source, statement.node) is None:
+    if not isinstance(block, list) or not new(source, statement.node):
         return None
     first = last = block.index(statement.node)
-    while first > 0 and _update_in_place(source, block[first - 1]) is not None:
+    while first > 0 and new(source, block[first - 1]):
         first -= 1
-    while last + 1 < len(block) and _update_in_place(source, block[last + 1]) is not None:
+    while last + 1 < len(block) and new(source, block[last + 1]):
         last += 1
+    if is_leaf:
+        edits = [edit for node in block[first : last + 1] for edit in _as_leaves(source, node)]
+        return edited(source, edits, "new_leaf")
     texts = [_update_in_place(source, node) for node in block[first : last + 1]]
     begin, end = source.span(block[first]), source.span(block[last])
-    text = "\n".join([f"with {torch}.no_grad():", *(f"{indentation_of(source)}{one}" for one in texts)])
+    text = "\n".join([f"with {torch_name(source)}.no_grad():", *(f"{indentation_of(source)}{one}" for one in texts)])
     indent = source.indent(begin)
     whole = Span(begin.line, begin.column, end.end_line, end.end_column)
     return edited(source, [Edit(whole, text.replace("\n", f"\n{indent}"))], "no_grad")
@@ -145,21 +147,21 @@ def _clears_gradients(scope: ast.AST) -> bool:
     return False
 
 
-def _as_leaves(source: SourceFile, node: ast.stmt) -> list[Edit] | None:
+def _as_leaves(source: SourceFile, node: ast.stmt) -> list[Edit]:
     """``w = (w - lr * w.grad).detach().requires_grad_()``, also for each of ``ws = [w - lr * w.grad for w in ws]``."""
     if not isinstance(node, ast.Assign):
-        return None
+        return []
     value, target = node.value, node.targets[0]
     if isinstance(value, ast.ListComp):
         loop = value.generators[0]
         if len(value.generators) != 1 or source.text(loop.iter) != source.text(target):
-            return None
+            return []
         value, target = value.elt, loop.target
     is_update = isinstance(value, ast.BinOp) and isinstance(value.op, ast.Sub | ast.Add)
     if not isinstance(value, ast.BinOp) or not is_update or not has_attribute(node, "grad"):
-        return None
+        return []
     if source.text(value.left) != source.text(target):
-        return None
+        return []
     span = source.span(value)
     before = Edit.before(span, "(")
     return [before, Edit.after(span, ").detach().requires_grad_()")]

@@ -20,6 +20,7 @@ from gradsan.source.flow.reaching import reaching
 from gradsan.source.flow.rounds import after_round, deque_made
 from gradsan.source.flow.writing import definition_of
 from gradsan.source.identifiers import bindings_of, chain_key, consumed_names, leaf_name, local_nodes
+from gradsan.source.imports import torch_name
 from gradsan.source.locate import Statement, expression_at, statement_at
 from gradsan.source.methods import CONTAINERS, METADATA, NUMBERS
 from gradsan.source.rewrite.detached import detach_in_each, detach_reads
@@ -340,8 +341,6 @@ def _anew(source: SourceFile, value: str, layers: Sequence[Layer]) -> str | None
         inner = f"{item} if {item} is None else {inner}"
     elif others:
         test = _test(source, item, wanted)
-        if test is None:
-            return None
         inner = f"{inner} if {test} else {item}"
     if layer.kind.endswith("dict"):
         kept = f"{value} | " if layer.kind == "defaultdict" else ""
@@ -357,19 +356,11 @@ def _anew(source: SourceFile, value: str, layers: Sequence[Layer]) -> str | None
     return f"tuple({each})"
 
 
-def _test(source: SourceFile, item: str, wanted: str) -> str | None:
-    """The condition that selects items of the ``wanted`` kind; None where the file has no name for torch."""
+def _test(source: SourceFile, item: str, wanted: str) -> str:
+    """The condition that selects items of the ``wanted`` kind."""
     if wanted != "tensor":
         return f"isinstance({item}, {_CLASSES[wanted]})"
-    torch = torch_in(source)
-    return None if torch is None else f"{torch}.is_tensor({item})"
-
-
-def torch_in(source: SourceFile) -> str | None:
-    """The file's name for torch; None where it has no ``import torch``."""
-    imports = (alias for node in source.nodes if isinstance(node, ast.Import) for alias in node.names)
-    whole = (one for one in imports if one.name == "torch" or (one.name.startswith("torch.") and not one.asname))
-    return next((one.asname or "torch" for one in whole), None)
+    return f"{torch_name(source)}.is_tensor({item})"
 
 
 def detach_given(frame: Frame, taker: str, maker: str) -> tuple[str, Change] | None:

@@ -16,10 +16,10 @@ from gradsan.source.identifiers import (
     bindings_of,
     chain_key,
     consumed_names,
-    imported_as,
     leaf_name,
     local_nodes,
 )
+from gradsan.source.imports import torch_name
 from gradsan.source.intent.conditions import context_around
 from gradsan.source.locate import Expression, Statement, expression_at, statement_at
 from gradsan.source.rewrite.cuts.uncut import uncut_edits
@@ -108,10 +108,10 @@ def with_gradients(frame: Frame, text: str) -> Change | None:
     function = None if statement is None else statement.function
     if statement is None or not isinstance(function, ast.FunctionDef) or not text:
         return None
-    source, torch = statement.source, imported_as(statement.source, "torch")
+    source, torch = statement.source, torch_name(statement.source)
     read = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
     bound = {name for node in local_nodes(function) if isinstance(node, ast.stmt) for name in assigned_names(node)}
-    if torch is None or not read & bound:
+    if not read & bound:
         return None
     # Innermost: a property or a static method is made of it.
     line = source.lines[function.lineno - 1]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gradsan.source.change import Edit
 from gradsan.source.identifiers import bindings_of, dotted_path, imported_as, local_nodes, parameters, standing_of
+from gradsan.source.imports import torch_name
 from gradsan.source.rewrite.suggest import TAKES_A_METHOD_CALL
 from gradsan.source.tree import SourceFile, Span
 
@@ -128,11 +129,6 @@ def receiver(source: SourceFile, node: ast.expr) -> str:
     """The text of ``node`` as the receiver of a method call."""
     text = source.text(node)
     return text if isinstance(node, TAKES_A_METHOD_CALL) else f"({text})"
-
-
-def torch_name(source: SourceFile) -> str:
-    """The file's name for torch."""
-    return imported_as(source, "torch") or "torch"
 
 
 def functional(source: SourceFile) -> str:

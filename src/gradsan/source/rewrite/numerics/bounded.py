@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.identifiers import local_nodes
+from gradsan.source.imports import torch_name
 from gradsan.source.locate import Expression, expression_at
 from gradsan.source.rewrite.numerics.applied import (
     Applied,
@@ -17,7 +18,6 @@ from gradsan.source.rewrite.numerics.applied import (
     receiver,
     resolved,
     scope_of_node,
-    torch_name,
 )
 from gradsan.source.tree import SourceFile, Span
 

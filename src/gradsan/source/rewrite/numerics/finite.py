@@ -13,6 +13,7 @@ from typing import NamedTuple
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.identifiers import local_nodes
+from gradsan.source.imports import torch_name
 from gradsan.source.locate import expression_at
 from gradsan.source.rewrite.numerics import bounded, reductions
 from gradsan.source.rewrite.numerics.applied import (
@@ -25,7 +26,6 @@ from gradsan.source.rewrite.numerics.applied import (
     same,
     scope_of_node,
     text_of_rest,
-    torch_name,
 )
 from gradsan.source.tree import SourceFile
 

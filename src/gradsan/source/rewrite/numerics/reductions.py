@@ -8,8 +8,9 @@ from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited, with_keyword
 from gradsan.source.flow.modules import constructors
 from gradsan.source.identifiers import chain_key, leaf_name, local_nodes
+from gradsan.source.imports import torch_name
 from gradsan.source.locate import Expression, expression_at
-from gradsan.source.rewrite.numerics.applied import Applied, applied, behind, receiver, scope_of_node, torch_name
+from gradsan.source.rewrite.numerics.applied import Applied, applied, behind, receiver, scope_of_node
 from gradsan.source.tree import SourceFile
 
 _IGNORING = frozenset({"cross_entropy", "nll_loss"})
