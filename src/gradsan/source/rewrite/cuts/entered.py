@@ -32,7 +32,8 @@ def emptied_on_entry(entry: Frame, held: Sequence[Held]) -> tuple[Change, str] |
 def detached_on_entry(entry: Frame, held: Sequence[Held]) -> tuple[Change, tuple[str, ...]] | None:
     """A line at the start of the method at ``entry`` that detaches the attributes of its object, and their names.
 
-    Where the program sets an attribute to None, too, it is compared with that.
+    Where the program sets an attribute to None, too, it is compared with that. None where the program replaces None
+    before it reads the attribute: then what it reads can be detached there.
     """
     found: dict[str, str] = {}
     may_be_none = False
@@ -42,7 +43,10 @@ def detached_on_entry(entry: Frame, held: Sequence[Held]) -> tuple[Change, tuple
         if source is None or cut is None:
             return None
         found.setdefault(*cut)
-        may_be_none |= _is_set_to_none(source, leaf_name(ast.parse(cut[0], mode="eval").body))
+        attribute = leaf_name(ast.parse(cut[0], mode="eval").body)
+        if _is_begun_where_none(source, attribute):
+            return None
+        may_be_none |= _is_set_to_none(source, attribute)
     if not found:
         return None
     text = f"{', '.join(found)} = {', '.join(found.values())}"
@@ -80,6 +84,18 @@ def _is_set_to_none(source: SourceFile, attribute: str | None) -> bool:
     return any(
         leaf_name(target) == attribute and isinstance(value, ast.Constant) and value.value is None
         for target, value in pairs
+    )
+
+
+def _is_begun_where_none(source: SourceFile, attribute: str | None) -> bool:
+    """``if self.state is None: self.state = torch.zeros(...)``."""
+    return any(
+        isinstance(node, ast.If)
+        and isinstance(node.test, ast.Compare)
+        and isinstance(node.test.ops[0], ast.Is)
+        and leaf_name(node.test.left) == attribute
+        and any(isinstance(one, ast.Assign) and attribute in map(leaf_name, one.targets) for one in node.body)
+        for node in source.nodes
     )
 
 
