@@ -193,3 +193,45 @@ def test_what_rounds_of_a_library_leave_in_an_object_is_cut_where_the_next_begin
         _, at, new = found.fixes[0].lines[0]
         assert [one.strip() for one in new.splitlines()] == [*lines, f"return {loss}"]
         assert program.splitlines()[at - 1].strip() == f"return {loss}"
+
+
+IN_LAYERS = """
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.kept = torch.nn.GRUCell(3, 3), {}
+
+    def forward(self, x):
+        self.kept["h"] = self.cell(x, self.kept.get("h"))
+        return self.kept["h"]
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Layer() for _ in range(2))
+
+    def training_step(self, index):
+        x = torch.ones(2, 3)
+        for layer in self.layers:
+            x = layer(x)
+        return x.mean()
+"""
+AVERAGED = """
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.average = torch.nn.Linear(3, 1), 1.0
+
+    def training_step(self, index):
+        loss = self.layer(torch.ones(4, 3)).square().mean()
+        self.average = 0.9 * self.average + 0.1 * loss
+        return loss / self.average
+"""
+
+
+@each("net", [IN_LAYERS, AVERAGED])
+def test_no_line_is_told_that_does_not_fit_the_first_round(tmp_path, monkeypatch, net):
+    start = "import torch\nimport training_library\n"
+    end = "def train(net):\n    training_library.fit(net, 3)\n\ntrain(Net())\n"
+    [found], _ = run(tmp_path, monkeypatch, f"{start}{net}{end}")
+    assert (found.code, found.fixes[0].lines) == ("GS401", ())

@@ -187,7 +187,7 @@ def cut_read(used: Site, taken: Sequence[Site], held: Sequence[Held]) -> Fix | N
         if found is not None and not {one.rpartition(".")[2] for one in names} <= attributes:
             # A trainer of a library runs the rounds: no frame of the program holds the object.
             found = source.detach_own_state(stack[-1]) if not held else None
-        if found is not None:
+        if found is not None and not any(source.begins_without_tensor(stack[-1].file, one) for one in found[1]):
             return detached(*found, stack[-1].file)
     return None
 

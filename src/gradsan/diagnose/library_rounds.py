@@ -14,7 +14,7 @@ def cut_on_entry(used: Site, made: Sequence[Site], held: tuple[Held, ...]) -> Fi
 
     ``used`` is the backward, ``made`` where an earlier round made the value. None where the program runs the rounds.
     """
-    entry = _entry(used, made)
+    entry = entry_of(used, made)
     if entry is None:
         return None
     emptied = source.emptied_on_entry(entry, held)
@@ -26,7 +26,7 @@ def cut_on_entry(used: Site, made: Sequence[Site], held: tuple[Held, ...]) -> Fi
     return None if found is None else detached(*found, entry.file)
 
 
-def _entry(used: Site, made: Sequence[Site]) -> Frame | None:
+def entry_of(used: Site, made: Sequence[Site]) -> Frame | None:
     """The frame of the program that a library called, where one statement of the program ran forward and backward."""
     at = used.user_frame
     if at is None or used.library_frame is None:

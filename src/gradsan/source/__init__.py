@@ -173,7 +173,7 @@ _NAMES = {
         "clone_at_save clone_before detach_at drop_keyword has_keyword inplace_false mean_where_made read_gradients "
         "require_grad_of switch_on_before"
     ),
-    "rewrite.cuts.entered": "detached_on_entry emptied_on_entry",
+    "rewrite.cuts.entered": "begins_without_tensor detached_on_entry emptied_on_entry",
     "rewrite.cuts.undone": "flag_before_use graph_restored undone undone_numbers with_gradients",
     "rewrite.cuts.uncut": "Uncut cut_at_use detach_compared detach_given detach_held read_with_graph term_uncut",
     "rewrite.cuts.unrecorded": "recorded_by_name",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gradsan import source
-from gradsan.diagnose import carriers
+from gradsan.diagnose import carriers, library_rounds
 from gradsan.diagnose.collected import (
     BuiltOnce,
     anew_or_cut,
@@ -39,7 +39,6 @@ from gradsan.diagnose.failures.freed_values import (
     keep_graph,
 )
 from gradsan.diagnose.failures.shared_forward import shared
-from gradsan.diagnose.library_rounds import cut_on_entry
 from gradsan.diagnose.names import shared_level
 from gradsan.diagnose.value_fixes import written_with_graph
 from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Lines, Message, PathClue, Site
@@ -93,21 +92,25 @@ def _carried(case: Case) -> Diagnosis:
     values = {"bridge": case.name}
     made = tuple(one.site for one in case.failure.clues_of("bridge_made") if one.site is not None)
     used, held = case.needed.site, held_of(case.failure)
-    first = None if used is None else cut_on_entry(used, made, held) or detach_by_own(used, case.updated, held)
+    # No statement of the program comes after a round that a library runs.
+    after = None if used is None or library_rounds.entry_of(used, made) is not None else used
+    first = None if used is None else library_rounds.cut_on_entry(used, made, held)
+    first = first or (None if after is None else detach_by_own(after, case.updated, held))
     if first is None and isinstance(parameter := case.bridge.values.get("parameter"), str):
         return diagnosis_of(case, CARRIED, written_with_graph(parameter, made, case.carrier), GROWS)
-    first = first or (None if used is None else forget_collected(used, case.updated, held))
+    first = first or (None if after is None else forget_collected(after, case.updated, held))
     if first is not None:
         return diagnosis_of(case, CARRIED, (first,), GROWS)
     cut = parts.fix("detach_carried_state", "changed", values, lines=lines)
     collected = None if lines else detach_collected(held)
-    if collected is None and used is not None:
+    if collected is None and after is not None:
         name = case.carrier.names_in_round if lines and case.carrier is not None else ()
-        collected = detach_held(used, case.updated, held, name)
+        collected = detach_held(after, case.updated, held, name)
         if collected is None and not lines:
-            collected = detach_held(used, case.updated, held, or_renewed=True)
-            taken = tuple(one.site for one in case.failure.clues_of("bridge_taken") if one.site is not None)
-            collected = collected or carriers.cut_read(used, taken, held) or carriers.cut_put_back(used, held)
+            collected = detach_held(after, case.updated, held, or_renewed=True)
+    if collected is None and used is not None and not lines:
+        taken = tuple(one.site for one in case.failure.clues_of("bridge_taken") if one.site is not None)
+        collected = carriers.cut_read(used, taken, held) or carriers.cut_put_back(used, held)
     cuts: tuple[Fix, ...] = (cut if collected is None else collected,)
     if case.bridge.values.get("is_term"):
         cuts = carriers.cut_term(cuts, case.updated, case.carrier, made)

@@ -6,6 +6,7 @@ The loop of the rounds is the library's, and no statement of the program comes a
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -33,7 +34,7 @@ def detached_on_entry(entry: Frame, held: Sequence[Held]) -> tuple[Change, tuple
     """A line at the start of the method at ``entry`` that detaches the attributes of its object, and their names.
 
     Where the program sets an attribute to None, too, it is compared with that. None where the program replaces None
-    before it reads the attribute: then what it reads can be detached there.
+    before it reads the attribute: then what it reads can be detached there. And where it begins as a number.
     """
     found: dict[str, str] = {}
     may_be_none = False
@@ -44,9 +45,10 @@ def detached_on_entry(entry: Frame, held: Sequence[Held]) -> tuple[Change, tuple
             return None
         found.setdefault(*cut)
         attribute = leaf_name(ast.parse(cut[0], mode="eval").body)
-        if _is_begun_where_none(source, attribute):
+        set_to = _constants(source, attribute)
+        if _is_begun_where_none(source, attribute) or set_to - {None}:
             return None
-        may_be_none |= _is_set_to_none(source, attribute)
+        may_be_none |= None in set_to
     if not found:
         return None
     text = f"{', '.join(found)} = {', '.join(found.values())}"
@@ -54,6 +56,14 @@ def detached_on_entry(entry: Frame, held: Sequence[Held]) -> tuple[Change, tuple
         text = f"if {' and '.join(f'{one} is not None' for one in found)}:\n    {text}"
     change = _at_start(entry, text, "detach")
     return None if change is None else (change, tuple(found))
+
+
+def begins_without_tensor(file: str, name: str) -> bool:
+    """Whether the file sets an attribute to None or a number, and does not replace None before it reads it."""
+    source, attribute = read_source(file), name.rpartition(".")[2]
+    if source is None or attribute == name:
+        return False
+    return bool(_constants(source, attribute)) and not _is_begun_where_none(source, attribute)
 
 
 def _own(entry: Frame, held: Sequence[Held]) -> Iterator[Held]:
@@ -68,8 +78,13 @@ def _own(entry: Frame, held: Sequence[Held]) -> Iterator[Held]:
             continue
         around = one.around[kinds.index((entry.file, owner.name)) :]
         begins = len(around[0].path)
-        layers = tuple(replace(each, path=own[0] + each.path[begins:]) for each in around)
-        yield replace(one, path=own[0] + one.path[begins:], around=layers)
+        layers = tuple(replace(each, path=own[0] + _as_python(each.path[begins:])) for each in around)
+        yield replace(one, path=own[0] + _as_python(one.path[begins:]), around=layers)
+
+
+def _as_python(path: str) -> str:
+    """``.layers[0].state`` for ``.layers.0.state``, as PyTorch names the modules of a list."""
+    return re.sub(r"\.(\d+)(?=[.\[]|$)", r"[\1]", path)
 
 
 def _holder(held: Held) -> SourceFile | None:
@@ -78,13 +93,11 @@ def _holder(held: Held) -> SourceFile | None:
     return read_source(files[-1]) if files else None
 
 
-def _is_set_to_none(source: SourceFile, attribute: str | None) -> bool:
+def _constants(source: SourceFile, attribute: str | None) -> set[object]:
+    """The constants that the file assigns to an attribute: None, or the number with which a sum begins."""
     statements = (node for node in source.nodes if isinstance(node, ast.Assign | ast.AnnAssign))
     pairs = (pair for node in statements for pair in assigned_pairs(node))
-    return any(
-        leaf_name(target) == attribute and isinstance(value, ast.Constant) and value.value is None
-        for target, value in pairs
-    )
+    return {value.value for to, value in pairs if leaf_name(to) == attribute and isinstance(value, ast.Constant)}
 
 
 def _is_begun_where_none(source: SourceFile, attribute: str | None) -> bool:
