@@ -84,6 +84,8 @@ def test_a_step_of_an_optimizer_that_shares_its_line(tmp_path, call, steps, with
         ("from parts import Block", "import torch\nfrom parts import Block"),
         ("import math", "import math\n\nimport torch"),
         ("x = 1", "import torch\n\n\nx = 1"),
+        # The file's own variable.
+        ("torch = load('torch')", None),
     ],
 )
 def test_torch_may_come_from_a_star_import_or_is_imported(tmp_path, head, imported):

@@ -32,9 +32,17 @@ def lines_with_imports(lines: Lines) -> Lines:
         for module in _MODULES:
             source = read_source(file) if re.search(rf"(?<![\w.]){module}\.", text) else None
             is_there = source is None or re.search(rf"^import {module}$", text, re.MULTILINE)
-            if source is not None and not is_there and imported_as(source, module) is None:
+            if source is None or is_there or imported_as(source, module) is not None:
+                continue
+            # A variable of that name is read in the lines: ``copy.weight``.
+            if not any(_binds(node, module) for node in source.nodes):
                 lines = _with_import(lines, source, f"import {module}", module in sys.stdlib_module_names)
     return lines
+
+
+def _binds(node: ast.AST, name: str) -> bool:
+    is_variable = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name
+    return is_variable or (isinstance(node, ast.arg) and node.arg == name)
 
 
 def _with_import(lines: Lines, source: SourceFile, added: str, is_of_python: bool) -> Lines:
