@@ -44,6 +44,26 @@ def test_graphs_kept_by_an_evaluation_are_named_with_their_bytes():
     assert f"about {told / 1024:.0f} KB more" in str(found.labels[0].message)
 
 
+class Keeper:
+    def __init__(self):
+        self.history = []
+
+    def keep(self, out):
+        self.history.append(out.square().mean())
+
+
+def test_the_line_of_a_method_that_keeps_them_is_mended():
+    keeper, model = Keeper(), net()
+    with gradsan.watch() as watch:
+        for _ in range(ROUNDS):
+            keeper.keep(model(torch.randn(BATCH, 8)))
+    (found,) = grown(watch)
+    assert found.title.values["name"] == "keeper.history"
+    assert [fix.lines[0][2].strip() for fix in found.fixes if fix.lines] == [
+        "self.history.append(out.square().mean().detach())"
+    ]
+
+
 def test_it_is_found_after_a_training_that_made_as_many_nodes_in_each_step():
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -141,3 +141,21 @@ def test_no_other_thread_meets_the_list_of_all_objects(core: str, monkeypatch: p
         sys.setswitchinterval(interval)
     for thread in threads:
         thread.join()
+
+
+class Renamed(torch.nn.Module):
+    """Lists its inner modules by names that no attributes have, as wrappers of models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Identity()
+        self.inner.state = torch.ones(2, requires_grad=True).exp()
+
+    def named_modules(self, *args, **kwargs):
+        yield "", self
+        yield "wrapped.inner", self.inner
+
+
+def test_modules_that_list_their_inner_ones_by_other_names_are_searched():
+    net = Renamed()
+    assert "net.wrapped.inner.state" in names_here(net.inner.state, net=net)

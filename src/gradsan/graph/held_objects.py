@@ -33,7 +33,8 @@ def _classes_at_top() -> Iterator[type]:
     for module in list(sys.modules.values()):
         stored = stored_in(module)
         if is_user_file(stored.get("__file__") or "<frozen"):
-            yield from (one for one in list(stored.values()) if isinstance(one, type))
+            # Not ``isinstance``: ``__class__`` of a proxy may run code.
+            yield from (one for one in list(stored.values()) if issubclass(type(one), type))
 
 
 def _is_of_program(kind: type) -> bool:

@@ -108,12 +108,16 @@ def held_graphs(nodes: Sequence[Node], frame: FrameType | None, moment: int, ord
     Those made by a Node numbered below ``moment`` are old; without a Node in ``order``, the graph of the backward, they
     are left out: a log of losses.
     """
-    found = list(search(frame, has_graph))
+
+    def wanted(tensor: torch.Tensor) -> bool:
+        return tensor.requires_grad and not tensor.is_leaf and tensor.grad_fn is not None
+
+    found = list(search(frame, wanted))
     leading = walk.lead_to(walk.roots_of(one.tensor for one in found), *nodes)
     if not any(one.around and one.tensor.grad_fn in leading for one in found):
         from gradsan.graph.held_objects import spaces_of_objects
 
-        found += search_in(spaces_of_objects(), has_graph)
+        found += search_in(spaces_of_objects(), wanted)
         leading = walk.lead_to(walk.roots_of(one.tensor for one in found), *nodes)
     ways: dict[tuple[int, ...], Found] = {}
     for one in found:  # an attribute of one object, by the first of the ways of its function that lead to it

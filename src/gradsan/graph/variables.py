@@ -318,7 +318,8 @@ def _in_module(at: _Step, queue: deque[_Step]) -> Iterator[_Place]:
     around: dict[str, tuple[tuple[str, Any], ...]] = {}
     for name, inner in module.named_modules():
         prefix = f"{at.path}.{_torch.name_in_module(name)}".rstrip(".")
-        outer = around[name.rpartition(".")[0]] if name else at.around
+        # A module may list its inner ones by names of its own.
+        outer = around.get(name.rpartition(".")[0], at.around) if name else at.around
         around[name] = (*outer, (prefix, inner))
         place = (at.scope, prefix, "object", around[name])
         for attribute, value in vars(inner).items():

@@ -4,7 +4,8 @@ Two looks only: when one line calls backward for the 16th and the 32nd time. A v
 nearly all of these rounds keeps them alive. Where these rounds leave that graph unchanged, it may be kept for a later
 backward (forces of every sample, for one loss): it is reported at the end, if no backward has run it.
 
-Row: ``graph_grows``. Role: ``grown`` (the variable; ``values``: ``rounds``, ``nodes``, ``bytes``, ``bytes_per_round``).
+Row: ``graph_grows``. Roles: ``grown`` (the variable; ``values``: ``rounds``, ``nodes``, ``bytes``,
+``bytes_per_round``), ``holder`` (the methods of its object's class that name it; ``name`` as they spell it).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ goes on from before the last such moment. The next backward decides: if it reach
 it; if another one runs, or watching ends, they were not. A sum that the program asserts something about is what a test
 compares with, and is not reported.
 
-Row: ``graph_grows``. Role: ``grown`` as in :mod:`gradsan.detect.graphs.growing_graphs`, with ``unused`` true in its
+Row: ``graph_grows``. Roles as in :mod:`gradsan.detect.graphs.growing_graphs`; ``grown`` with ``unused`` true in its
 ``values``, and ``summed`` where it is a sum.
 """
 
@@ -128,6 +128,8 @@ class UnusedGraphs(Detector):
                 self._found(suspicion.failure)
 
     def _suspect(self, path: str, members: list[Found], thread: int) -> None:
+        from gradsan.graph.held_objects import holder_clue
+
         sampled = members[-_SAMPLED_ROUNDS:]
         makers = [self._maker(_number(one), thread) for one in sampled]
         if makers[0] is None or any(one is not makers[0] for one in makers):
@@ -151,12 +153,13 @@ class UnusedGraphs(Detector):
         }
         site = _within(symbolise(makers[0]), members[-1])
         clue = Clue("grown", site, name=path, values=values)
-        failure = Failure("graph_grows", "", "", site, (clue,), raised=False)
+        failure = Failure("graph_grows", "", "", site, (clue, *holder_clue(path, members[-1])), raised=False)
         self._suspicions[path] = Suspicion(failure, frozenset(map(_number, members)), makers[-1], thread)
         self._listeners.call_before_backward(self.before_backward)
 
     def _suspect_sum(self, path: str, found: Found, grown: GrowingSum, thread: int) -> None:
         from gradsan.detect.graphs.growing_sums import bytes_kept
+        from gradsan.graph.held_objects import holder_clue
 
         newest = _number(found)
         nodes = len(grown.rounds) - len(grown.younger)
@@ -177,7 +180,8 @@ class UnusedGraphs(Detector):
         maker = self._maker(newest, thread)
         made = self._maker(_torch.node_sequence(grown.taken_in), thread) or maker
         clue = Clue("grown", _within(symbolise(maker), found), name=path, values=values)
-        failure = Failure("graph_grows", "", "", _within(symbolise(made), found), (clue,), raised=False)
+        clues = (clue, *holder_clue(path, found))
+        failure = Failure("graph_grows", "", "", _within(symbolise(made), found), clues, raised=False)
         self._suspicions[path] = Suspicion(failure, frozenset([newest]), maker, thread)
         self._listeners.call_before_backward(self.before_backward)
 

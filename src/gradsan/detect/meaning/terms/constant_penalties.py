@@ -121,7 +121,7 @@ class ConstantPenalties(RoundDetector):
         self._held: dict[int, tuple[Any, Any]] = {}
         self._joined: list[_Joined] = []
         self._begun = 0
-        self._terms = Terms()
+        self._terms = Terms(self._notes({}))
         self._early = self._notes(list[tuple[Noted, RawBackward, _Joined]]())
         # By the end of the watching, the parameters of a function that has returned are gone.
         run.get(Uncounted).on_replaced.append(lambda *_: self._drop_written())

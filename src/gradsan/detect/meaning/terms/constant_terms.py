@@ -55,10 +55,11 @@ _FUNCTIONAL = torch.autograd.functional.__file__
 class Terms:
     """Names of constants as a loss adds them: ``gp``, of ``loss + lam * gp.mean()``."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: dict[RawStack, str | None]) -> None:
+        """Keep the names found in ``names``, which its owner empties as watching begins."""
         self._of: dict[int, tuple[_torch.weak_tensor, ...]] = {}
         """A value and what it was computed from, the nearest first, by the ``id`` of the value."""
-        self._names: dict[RawStack, str | None] = {}
+        self._names = names
 
     def clear(self) -> None:
         """Drop the values of a round."""
@@ -134,7 +135,7 @@ class ConstantTerms(Finder):
         self._followed: list[_Followed] = []
         self._open: list[_Followed] = []
         self._patches = Patches()
-        self._terms = Terms()
+        self._terms = Terms(self._notes({}))
 
     def forget(self) -> None:
         self.settle()
@@ -239,6 +240,7 @@ class ConstantTerms(Finder):
     def _stop(self) -> None:
         self._followed.clear()
         self._open.clear()
+        self._terms.clear()
         self._patches.undo()
         self._listen(False)
 

@@ -130,7 +130,7 @@ class CutTerms(RoundDetector):
         self._passing = self._notes(list[tuple[Any, _Joined]]())
         """Sums with written memory that may be a state, to be looked at in the next round."""
         self._arrays = dict[Cut, None]()
-        self._terms = Terms()
+        self._terms = Terms(self._notes({}))
         self._left = self._notes(dict[int, tuple[Any, Cut]]())
 
     def left(self, leaf: torch.Tensor) -> Cut | None:

@@ -116,7 +116,7 @@ class NumberTerms(RoundDetector):
         self._counts: collections.Counter[Frame] = collections.Counter()
         self._uses: dict[Any, _Use] = {}
         self._others: list[float] = []
-        self._terms = Terms()
+        self._terms = Terms(self._notes({}))
         self._series = self._notes(dict[tuple[_Key, Any, str], _Series]())
         self._data = self._notes(set[_Key]())
         self._awaited = self._notes(dict[RawStack, _Awaited]())
