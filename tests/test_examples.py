@@ -9,18 +9,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from example_programs import (
-    BROKEN,
-    EXAMPLES,
-    NAMES,
-    RIGHT,
-    case_id,
-    last_line,
-    load,
-    own_frames,
-    run_example,
-    series,
-)
+from example_programs import BROKEN, EXAMPLES, NAMES, RIGHT, case_id, last_line, load, own_frames, run_example, series
 
 
 @pytest.mark.parametrize(("example", "arguments", "stopped_at", "error"), BROKEN, ids=case_id)

@@ -8,17 +8,7 @@ import pytest
 
 from cases import each
 from gradsan.model import Diagnosis, Fix, Frame, Label, Message, NamedTensor, Site
-from gradsan.repair.fixes import (
-    backwards,
-    copies,
-    gradients,
-    graphs,
-    loops,
-    states,
-    steps,
-    views,
-    with_candidates,
-)
+from gradsan.repair.fixes import backwards, copies, gradients, graphs, loops, states, steps, views, with_candidates
 from gradsan.repair.patch import Patch
 
 

@@ -5,8 +5,7 @@ import textwrap
 from cases import each
 from gradsan.model import Frame
 from gradsan.source import backward_of_sum, detach_after_yield, run_again
-from gradsan.source.flow.rounds import bound_each_round
-from gradsan.source.flow.transient import of_one_round
+from gradsan.source.flow.rounds import bound_each_round, of_one_round
 
 
 @each(

@@ -15,8 +15,7 @@ from gradsan.launch.reporting import ReportFile
 from gradsan.launch.sentences import complain, write_to_stdout
 from gradsan.lint._findings import diagnosis_of, report_of
 from gradsan.lint.check import Checked
-from gradsan.lint.fixing import mended
-from gradsan.lint.running import Cache, default_folder, lint_files, python_files
+from gradsan.lint.running import Cache, default_folder, lint_files, mended, python_files
 from gradsan.model import Diagnosis, Message, Report
 from gradsan.options import Options, OptionsError, read_options
 from gradsan.present import RENDERERS, working_directory

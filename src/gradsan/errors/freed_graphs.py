@@ -24,8 +24,7 @@ from typing import NamedTuple
 from torch.autograd.graph import Node
 
 from gradsan import _torch
-from gradsan.errors.context import Context
-from gradsan.errors.written_operands import written_operands
+from gradsan.errors.context import Context, written_operands
 from gradsan.graph import borrowed, compiled, naming, walk
 from gradsan.graph.conflicts import passed
 from gradsan.model import Bridge, Clue, HeldClue, PathClue

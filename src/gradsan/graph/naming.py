@@ -115,7 +115,7 @@ def held_graphs(nodes: Sequence[Node], frame: FrameType | None, moment: int, ord
     found = list(search(frame, wanted))
     leading = walk.lead_to(walk.roots_of(one.tensor for one in found), *nodes)
     if not any(one.around and one.tensor.grad_fn in leading for one in found):
-        from gradsan.graph.held_objects import spaces_of_objects
+        from gradsan.graph.bytecode import spaces_of_objects
 
         found += search_in(spaces_of_objects(), wanted)
         leading = walk.lead_to(walk.roots_of(one.tensor for one in found), *nodes)

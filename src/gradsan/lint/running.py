@@ -1,4 +1,4 @@
-"""Lint run over many files: discovery, cached results of earlier runs, the rest in several processes."""
+"""Lint run over many files: discovery, cached results, the rest in several processes; the certain fixes (``--fix``)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from gradsan import __version__
-from gradsan.lint._findings import Finding, as_record, of_record
+from gradsan.lint._findings import Finding, Suggestion, as_record, of_record
 from gradsan.lint.check import Checked, check, may_be_faulty
+from gradsan.source.change import Change, apply_change
 
 _PASSED_OVER = frozenset({"__pycache__", "node_modules", "site-packages", "dist-packages"})
 
@@ -179,3 +180,57 @@ def _cores() -> int:
         return len(os.sched_getaffinity(0))
     except AttributeError:
         return os.cpu_count() or 1
+
+
+_ROUNDS = 30
+
+
+def mended(file: Path) -> int:
+    """Write the certain changes of ``file``, one after another; return their number.
+
+    Raises:
+        OSError: where the file cannot be read or written.
+        UnicodeDecodeError: where it is not UTF-8.
+    """
+    with file.open(encoding="utf-8", newline="") as stream:
+        before = stream.read()
+    if "\r" in before:
+        return 0
+    text, count = before, 0
+    refused: set[tuple[str, int, str]] = set()
+    for _ in range(_ROUNDS):
+        findings = _certain(text, file)
+        wanted = next((one for one in findings if _key(one) not in refused), None)
+        if wanted is None or wanted.suggestion is None:
+            break
+        changed = _with(text, wanted.suggestion)
+        if changed is None or len(_sure(changed, file)) >= len(_sure(text, file)):
+            refused.add(_key(wanted))
+            continue
+        text, count = changed, count + 1
+        _write(file, text)
+    return count
+
+
+def _write(file: Path, text: str) -> None:
+    with file.open("w", encoding="utf-8", newline="") as stream:
+        stream.write(text)
+
+
+def _sure(text: str, file: Path) -> list[Finding]:
+    return [one for one in check(text.encode(), str(file.absolute())).findings if one.is_sure]
+
+
+def _certain(text: str, file: Path) -> list[Finding]:
+    return [one for one in _sure(text, file) if one.suggestion is not None and one.suggestion.is_certain]
+
+
+def _with(text: str, suggestion: Suggestion) -> str | None:
+    try:
+        return apply_change(text, Change(suggestion.line, suggestion.old, suggestion.new, suggestion.kind))
+    except ValueError:
+        return None
+
+
+def _key(finding: Finding) -> tuple[str, int, str]:
+    return finding.code, finding.at.line, finding.slug

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from gradsan.source.identifiers import *
     from gradsan.source.imports import *
     from gradsan.source.intent.additions import *
+    from gradsan.source.intent.attributes import *
     from gradsan.source.intent.conditions import *
     from gradsan.source.intent.contents import *
     from gradsan.source.intent.flags import *
     from gradsan.source.intent.gradients import *
-    from gradsan.source.intent.returned_losses import *
     from gradsan.source.joined import *
     from gradsan.source.locate import *
     from gradsan.source.rewrite.asked import *
@@ -65,21 +65,20 @@ _NAMES = {
     "change": "Change add_keyword apply_change changed_at changed_lines together",
     "flow.aliases": "read_as_before",
     "flow.bindings": (
-        "Carried binding_of binds_result bound_name carried_names method_receiver passed_for_own "
-        "returns_argument taken_for_own takes_result"
+        "Carried binding_of binds_result bound_name carried_names method_receiver passed_for_own returns_argument "
+        "taken_for_own takes_result"
     ),
     "flow.calls": (
-        "alias_of called_as_hook called_expression callers_expression dies_with_call "
-        "first_argument index_expressions made_by_call reads_again returned_by_hook returns_to_several"
+        "alias_of called_as_hook called_expression callers_expression dies_with_call first_argument index_expressions "
+        "made_by_call reads_again returned_by_hook returns_to_several"
     ),
     "flow.collected": "detach_collected",
     "flow.contexts": "enter_each_round enter_once_more",
-    "flow.helpers": "set_by_call",
     "flow.cuts": "Cut find_cuts grad_left_off grad_switched_off takes_cut",
     "flow.emptied": "forget_collected is_drawn_by_chance",
     "flow.kept": (
-        "added_to_optimizer are_later_rounds are_updated_alike assignments averaged_array "
-        "chooses_parameters is_bound_by_choice is_computed_in_rounds is_filled_once is_target_in_rounds"
+        "added_to_optimizer are_later_rounds are_updated_alike assignments averaged_array chooses_parameters "
+        "is_bound_by_choice is_computed_in_rounds is_filled_once is_target_in_rounds set_by_call"
     ),
     "flow.members": "container_of is_mapped is_taken_for_copy is_walked_over put_back",
     "flow.modules": "DETACHED Shape inplace_layer_false state_given",
@@ -91,37 +90,35 @@ _NAMES = {
         "times_in_list"
     ),
     "flow.rounds": (
-        "bound_each_round clears_between detach_after detach_after_round "
-        "frames_between in_one_loop in_same_function in_same_loops is_item_of_loop is_target_of_loop "
-        "is_read_afterwards is_read_between reads_what_it_binds shape_bound_at walked_over"
+        "bound_each_round clears_between detach_after detach_after_round frames_between in_one_loop in_same_function "
+        "in_same_loops is_item_of_loop is_target_of_loop is_read_afterwards is_read_between reads_what_it_binds "
+        "shape_bound_at walked_over"
     ),
     "flow.scopes": "Live is_global_here is_in_function_forward",
     "flow.targets": (
-        "Operation assigned_data called_operand mixed_operand operand_expressions operation_at "
-        "own_difference target_and_operand written_expression"
+        "Operation assigned_data called_operand mixed_operand operand_expressions operation_at own_difference "
+        "target_and_operand written_expression"
     ),
     "flow.writing": (
-        "Made attribute_owner computes_with_result definition_of given_to_optimizer is_computed_with "
-        "is_of_itself number_given reads_from reads_gradient scaled_before writing_at"
+        "Made attribute_owner computes_with_result definition_of given_to_optimizer is_computed_with is_of_itself "
+        "number_given reads_from reads_gradient scaled_before writing_at"
     ),
     "identifiers": "assigned_names consumed_names",
     "intent.additions": "Addition additions",
     "imports": "with_imports",
-    "intent.attributes": "bound_in_class uses_in",
+    "intent.attributes": "bound_in_class cuts_of_returned_loss uses_in",
     "intent.conditions": (
         "clears_its_condition compared_scores context_around is_called_with_graph is_checked is_conditional "
         "kept_as_best values_kept_as_best"
     ),
     "intent.contents": (
-        "adds_noise detached_for_copy elements_updated_by is_computed_by_program is_shifted_by_neighbours "
-        "is_labelled is_state_of_loader is_left_to_caller makes_discrete operand_given spoils_data writes_at_random"
+        "adds_noise detached_for_copy elements_updated_by is_computed_by_program is_shifted_by_neighbours is_labelled "
+        "is_state_of_loader is_left_to_caller makes_discrete operand_given spoils_data writes_at_random"
     ),
     "intent.flags": (
-        "Flag drops_result flags_set reads_flag reads_scale reads_value_of sets_own_flag told_to_require "
-        "writes_into_result"
+        "Flag drops_result flags_set measures_gradients reads_flag reads_gradients reads_scale reads_value_of "
+        "sets_gradients sets_own_flag told_to_require writes_into_result"
     ),
-    "intent.gradient_reads": "measures_gradients reads_gradients sets_gradients",
-    "intent.returned_losses": "cuts_of_returned_loss",
     "intent.gradients": (
         "clears_each_part draws_both is_loss_read_elsewhere kept_gradient left_out reads_gradient_beside "
         "steps_in_some_rounds unreturned_gradient"

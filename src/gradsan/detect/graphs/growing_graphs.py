@@ -64,7 +64,7 @@ class GrowingGraphs(Detector):
         borders = [one.sequence for one in past]
         if len(borders) < rounds - 1:
             return
-        from gradsan.graph.held_objects import is_run_by_library, spaces_of_objects
+        from gradsan.graph.bytecode import is_run_by_library, spaces_of_objects
 
         grown = self._grown(entry, rounds, borders, _groups(naming.find(sys._getframe(1), naming.has_graph)))
         if not grown and is_run_by_library(stack):
@@ -103,7 +103,7 @@ class GrowingGraphs(Detector):
         return grown
 
     def _report_grown(self, entry: RawBackward, rounds: int, grown: list[Any], border: int) -> None:
-        from gradsan.graph.held_objects import holder_clue
+        from gradsan.graph.bytecode import holder_clue
 
         backward, awaited = read_backward(entry), []
         ran = set(walk.engine_order(backward.roots))

@@ -128,7 +128,7 @@ class UnusedGraphs(Detector):
                 self._found(suspicion.failure)
 
     def _suspect(self, path: str, members: list[Found], thread: int) -> None:
-        from gradsan.graph.held_objects import holder_clue
+        from gradsan.graph.bytecode import holder_clue
 
         sampled = members[-_SAMPLED_ROUNDS:]
         makers = [self._maker(_number(one), thread) for one in sampled]
@@ -159,7 +159,7 @@ class UnusedGraphs(Detector):
 
     def _suspect_sum(self, path: str, found: Found, grown: GrowingSum, thread: int) -> None:
         from gradsan.detect.graphs.growing_sums import bytes_kept
-        from gradsan.graph.held_objects import holder_clue
+        from gradsan.graph.bytecode import holder_clue
 
         newest = _number(found)
         nodes = len(grown.rounds) - len(grown.younger)

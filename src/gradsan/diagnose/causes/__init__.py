@@ -7,14 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gradsan.diagnose.causes import (
-    functions,
-    past_counter,
-    results,
-    unexplained,
-    updates,
-    values,
-)
+from gradsan.diagnose.causes import functions, past_counter, results, unexplained, updates, values
 from gradsan.diagnose.facts import Facts
 from gradsan.model import Diagnosis
 

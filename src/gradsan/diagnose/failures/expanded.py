@@ -45,7 +45,6 @@ def windows_written(failure: Failure) -> Diagnosis | None:
         "GS308",
         "expanded_written",
         values=values,
-        severity="warning",
         words="windows_written",
         labels=(
             *(() if made is None or label is None else statements.at_frame("created", made.frame, label)),

@@ -103,7 +103,6 @@ def hook_result_dropped(failure: Failure) -> Diagnosis | None:
         "GS223",
         "hook_lost",
         values=values,
-        severity="warning",
         title="title.hook_result_dropped",
         explanation="explanation.hook_result_dropped",
         labels=(
@@ -126,7 +125,6 @@ def hook_repeated(failure: Failure) -> Diagnosis | None:
         "GS223",
         "hook_lost",
         values=values,
-        severity="warning",
         title="title.hook_repeated",
         explanation="explanation.hook_repeated",
         labels=parts.used(failure, "label.hook_repeated", values),

@@ -1,9 +1,12 @@
-"""GS214: gradients that nobody clears, of a leaf through all rounds, or between two losses that oppose each other."""
+"""GS214 and GS410: gradients that nobody clears; those that a custom Function ignores, or returns without a graph."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from gradsan import source
 from gradsan.diagnose.failures import parts
-from gradsan.model import Clue, Diagnosis, Failure, Fix, Message, NamedTensor
+from gradsan.model import Clue, Diagnosis, Failure, Fix, Message, NamedTensor, Site
 
 
 def gradient_kept(failure: Failure) -> Diagnosis | None:
@@ -18,7 +21,6 @@ def gradient_kept(failure: Failure) -> Diagnosis | None:
         "GS214",
         "gradient_never_cleared",
         values=values,
-        severity="warning",
         labels=(
             *parts.used(failure, "label.adds_to_gradient", values),
             *parts.label_of(updated, "written", "label.updated_by_gradient", values),
@@ -40,7 +42,6 @@ def gradient_left(failure: Failure) -> Diagnosis | None:
         "GS214",
         "gradient_never_cleared",
         values=values,
-        severity="warning",
         words="gradient_left_over",
         labels=(
             *parts.label_of(grouped, "note", "label.taken_with_gradient", values),
@@ -63,7 +64,6 @@ def gradient_collected(failure: Failure) -> Diagnosis | None:
         "GS214",
         "gradient_never_cleared",
         values=values,
-        severity="warning",
         words="gradient_collected",
         labels=(
             *parts.label_of(bound, "saved", "label.gradient_collected", values),
@@ -85,7 +85,6 @@ def gradients_opposed(failure: Failure) -> Diagnosis | None:
         "GS214",
         "gradient_never_cleared",
         values=values,
-        severity="warning",
         words="gradients_opposed",
         labels=(
             *parts.label_of(first, "note", "label.gradients_left", values),
@@ -115,3 +114,57 @@ def _fixes(by_step: bool, values: dict[str, object]) -> tuple[Fix, ...]:
 
 def _gradient_of(leaf: Clue) -> NamedTensor:
     return parts.tensor_of(leaf, f"{leaf.name}.grad")
+
+
+def gradient_ignored(failure: Failure) -> Diagnosis | None:
+    """GS410, a warning, for a custom backward that does not use the gradient it is given."""
+    applied, backward = failure.clue("applied"), failure.clue("backward")
+    if applied is None or backward is None:
+        return None
+    values = {"name": applied.name or "?"}
+    return parts.diagnosis(
+        failure,
+        "GS410",
+        "custom_backward_returns",
+        values=values,
+        title="title.gradient_ignored",
+        explanation="explanation.gradient_ignored",
+        labels=(
+            *parts.label_of(_below_decorators(backward), "created", "label.gradient_not_read", values),
+            *parts.label_of(applied, "note", "label.function_applied", values),
+            *parts.used(failure, "label.gradient_not_passed", values),
+        ),
+        tensor=None,
+        fixes=(parts.fix("multiply_by_gradient", "changed", values),),
+    )
+
+
+def second_derivative_lost(failure: Failure) -> Diagnosis | None:
+    """GS410, a warning, for a custom backward whose result has no graph to the input, and was differentiated."""
+    applied, backward = failure.clue("applied"), failure.clue("backward")
+    if applied is None or backward is None:
+        return None
+    values = {"name": applied.name or "?", "read": backward.name or "?"}
+    return parts.diagnosis(
+        failure,
+        "GS410",
+        "custom_backward_returns",
+        values=values,
+        title="title.second_derivative_lost",
+        explanation="explanation.second_derivative_lost",
+        labels=(
+            *parts.label_of(_below_decorators(backward), "created", "label.derivative_constant", values),
+            *parts.label_of(applied, "note", "label.function_applied", values),
+            *parts.used(failure, "label.differentiated_again", values),
+        ),
+        tensor=parts.tensor_of(backward) if backward.name else None,
+        fixes=(parts.fix("save_input_for_backward", "changed", values),),
+    )
+
+
+def _below_decorators(backward: Clue) -> Clue:
+    """The clue at the line of ``def``."""
+    frame = backward.user_frame
+    while frame is not None and (source.source_line(frame.file, frame.line) or "").lstrip().startswith("@"):
+        frame = replace(frame, line=frame.line + 1)
+    return backward if frame is None else replace(backward, site=Site((frame,)))

@@ -83,7 +83,6 @@ def value_changed(failure: Failure) -> Diagnosis | None:
         "GS215",
         "no_grad_write",
         values=values,
-        severity="warning",
         words="value_changed",
         labels=(
             *parts.label_of(computed, "note", "label.loss_computed", values),
@@ -107,7 +106,6 @@ def input_reused(failure: Failure) -> Diagnosis | None:
         "GS216",
         "forward_alias",
         values=values,
-        severity="warning",
         words="input_reused",
         labels=(
             *parts.label_of(written, "written", "label.input_changed", values),
@@ -177,7 +175,6 @@ def built_once(failure: Failure) -> Diagnosis | None:
         "GS403",
         "graph_built_once",
         values=values,
-        severity="warning",
         words=f"{words}_built_once",
         labels=(
             *parts.label_of(built, "created", f"label.{words}_built_once", values),
@@ -201,7 +198,6 @@ def kept_for_all_calls(failure: Failure) -> Diagnosis | None:
         "GS211",
         "context_attribute",
         values=values,
-        severity="warning",
         words="kept_for_all_calls",
         labels=(
             *parts.label_of(applied, "saved", "label.kept_for_this_call", values),

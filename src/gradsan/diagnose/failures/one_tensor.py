@@ -34,7 +34,6 @@ def _warning(
         "GS216",
         "forward_alias",
         values=values,
-        severity="warning",
         words=failure.row,
         labels=labels,
         tensor=tensor,

@@ -119,7 +119,7 @@ def diagnosis(
     cause: str,
     *,
     values: Mapping[str, object] | None = None,
-    severity: Severity = "error",
+    severity: Severity | None = None,
     labels: tuple[Label, ...] = (),
     tensor: NamedTensor | None = None,
     fixes: tuple[Fix, ...] = (),
@@ -130,15 +130,15 @@ def diagnosis(
 ) -> Diagnosis:
     """A diagnosis with the title and the explanation of ``words``, by default of ``cause``.
 
-    ``values`` fill them, beside the groups of the row's pattern.
+    ``values`` fill them, beside the groups of the row's pattern. What PyTorch does not report is a warning.
     """
-    words = words or cause
+    words, silent = words or cause, not failure.raised and not failure.message
     filled = {**failure.values, **(values or {})}
     return Diagnosis(
         code=code,
         cause=cause,
-        severity=severity,
-        silent=not failure.raised and not failure.message,
+        severity=severity or ("warning" if silent else "error"),
+        silent=silent,
         title=Message(title or f"title.{words}", filled),
         explanation=Message(explanation or f"explanation.{words}", filled),
         labels=labels,

@@ -191,7 +191,6 @@ def clip_without_effect(failure: Failure) -> Diagnosis | None:
         "GS425",
         "clip_without_effect",
         values=values,
-        severity="warning",
         words=f"clip_{kind}",
         labels=(
             *parts.label_of(clip, "created", f"label.clips_{kind}", values),
@@ -219,7 +218,6 @@ def schedule_without_effect(failure: Failure) -> Diagnosis | None:
         "GS426",
         "schedule_without_effect",
         values=values,
-        severity="warning",
         labels=(
             *parts.label_of(held, "note", "label.scheduled_optimizer", values),
             *parts.label_of(scheduler, "created", "label.scheduler_made", values),
@@ -242,7 +240,6 @@ def setting_of_a_copy(failure: Failure) -> Diagnosis | None:
         "GS426",
         "schedule_without_effect",
         values=values,
-        severity="warning",
         words=failure.row,
         labels=(
             *parts.used(failure, "label.copies_settings", values),
@@ -266,7 +263,6 @@ def flag_unread(failure: Failure) -> Diagnosis | None:
         code,
         slug,
         values=values,
-        severity="warning",
         words=words,
         labels=(
             *parts.label_of(written, "written", f"label.{slug}", values),
@@ -291,7 +287,6 @@ def wrong_gradients(failure: Failure) -> Diagnosis | None:
         "GS427",
         "step_without_its_gradients",
         values=values,
-        severity="warning",
         words=f"step_{kind}",
         labels=(
             *parts.label_of(filled, "note", f"label.fills_step_{kind}", values),
@@ -323,7 +318,6 @@ def _dropped(failure: Failure, word: str, written_here: str, used_here: str, kin
         "GS420",
         "leaf_lost",
         values=values,
-        severity="warning",
         words=failure.row,
         labels=(*parts.label_of(written, "written", written_here, values), *parts.used(failure, used_here, values)),
         tensor=parts.tensor_of(written),

@@ -30,7 +30,6 @@ def leaf_lost(failure: Failure) -> Diagnosis:
         "GS420",
         "leaf_lost",
         values=values,
-        severity="warning",
         explanation="explanation.leaf_lost_step" if was_computed else "explanation.leaf_lost_moved",
         labels=(*_where_lost(failure, replaced, values), *parts.used(failure, _used(parameter), values)),
         tensor=_tensor(parameter),
@@ -217,7 +216,6 @@ def _read_past_graph(failure: Failure, read: Clue, values: dict[str, object], te
         "GS421",
         "parameter_not_reached",
         values=values,
-        severity="warning",
         explanation=f"explanation.{words}{'' if has_holder else '_once'}",
         labels=(
             *parts.label_of(read, "created", "label.cut_off" if is_cut else "label.read_past_graph", values),
@@ -240,7 +238,6 @@ def parameter_behind_flat(failure: Failure) -> Diagnosis:
         "GS421",
         "parameter_not_reached",
         values=values,
-        severity="warning",
         explanation="explanation.parameter_behind_flat",
         labels=(
             *parts.label_of(flat, "created", "label.gradient_ends", values),
@@ -269,7 +266,6 @@ def value_written_past(failure: Failure) -> Diagnosis:
         "GS421",
         "parameter_not_reached",
         values=values,
-        severity="warning",
         words="value_written_past",
         explanation=None if holder is not None else "explanation.value_written_past_once",
         labels=(
@@ -292,7 +288,6 @@ def gradient_cancels(failure: Failure) -> Diagnosis | None:
         "GS421",
         "parameter_not_reached",
         values={},
-        severity="warning",
         words=f"{kind}_cancels",
         labels=(
             *parts.label_of(summed, "created", f"label.{kind}_cancels", {}),
@@ -327,7 +322,6 @@ def graph_grows(failure: Failure) -> Diagnosis:
         "GS422",
         "graph_grows",
         values=values,
-        severity="warning",
         labels=(
             *(
                 statements.at_frame("bridge", added[0].frame, Message("label.grows_by", values))

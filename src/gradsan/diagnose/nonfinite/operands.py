@@ -1,13 +1,14 @@
-"""Operands of the operation that made a non-finite value: the divisor, their names by the source, their words."""
+"""Operands of the operation that made a non-finite value, with their names by the source; suggested fixes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from gradsan import source
+from gradsan.diagnose.failures import parts
 from gradsan.diagnose.needs import op_name
-from gradsan.model import Birth, Operand
+from gradsan.model import Birth, Fix, Frame, Operand
 
 _REFLECTED = frozenset({"rtruediv", "rdiv"})
 DIVISIONS = _REFLECTED | {"div", "idiv", "truediv", "itruediv", "divide", "true_divide", "fmod", "remainder", "mod"}
@@ -85,3 +86,60 @@ def range_of(operand: Operand | None) -> tuple[float, float] | None:
     if operand is None or operand.low is None or operand.high is None:
         return None
     return operand.low, operand.high
+
+
+_HELP = {
+    "overflow": "nonfinite_overflow",
+    "zero_division": "nonfinite_denominator",
+    "domain": "nonfinite_domain",
+    "all_masked": "nonfinite_mask",
+    "empty": "nonfinite_empty",
+    "unwritten": "nonfinite_unwritten",
+    "infinite_derivative": "nonfinite_inside",
+    "gradient_overflow": "nonfinite_gradient",
+    "zero_times_inf": "nonfinite_double_where",
+    "learning_rate": "nonfinite_rate",
+    "eps_zero": "nonfinite_eps",
+    "diverged": "nonfinite_diverged",
+    "given": "nonfinite_data",
+}
+_TRIED_AS = {"nonfinite_eps": "positive_eps", "nonfinite_data": "drop_rows"}
+"""The kind of the fix with lines that a search tries, by the kind of the advice."""
+_NOT_AT_THE_LINE = frozenset({"gradient_overflow", "learning_rate", "eps_zero", "diverged", "given"})
+
+
+def fixes(
+    birth: Birth, reason: str, operand: Operand | None, frame: Frame | None, values: Mapping[str, object]
+) -> tuple[Fix, ...]:
+    """The fixes for ``birth`` with ``reason``; ``operand`` decided it, ``frame`` is the origin's line."""
+    found: list[Fix] = []
+    for form in _forms(birth, reason, operand, frame):
+        lines = source.changed_lines(frame.file, form.change) if frame is not None else ()
+        if lines:
+            filled = {**values, "form": form.form}
+            found.append(parts.fix(form.kind, "changed", filled, lines=lines, summary=f"help.finite_{form.kind}"))
+    if found:
+        return tuple(found)
+    kind = _HELP.get(reason)
+    if kind is None:
+        return ()
+    return (parts.fix(_TRIED_AS.get(kind, kind), "changed", values, summary=f"help.{kind}"),)
+
+
+def _forms(birth: Birth, reason: str, operand: Operand | None, frame: Frame | None) -> tuple[source.FiniteForm, ...]:
+    if frame is None or reason in _NOT_AT_THE_LINE:
+        return ()
+    is_number = reason == "zero_division" and len(birth.operands) < 2 and _divides_by_zero(birth)
+    return source.finite_forms(
+        frame,
+        reason,
+        dtype=birth.dtype,
+        device=birth.device.partition(":")[0],
+        low=None if operand is None else operand.low,
+        high=None if operand is None else operand.high,
+        is_number=is_number,
+    )
+
+
+def _divides_by_zero(birth: Birth) -> bool:
+    return any(text in ("0", "0.0", "-0.0") for _, text in birth.scalars)

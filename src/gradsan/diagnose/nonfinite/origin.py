@@ -12,8 +12,7 @@ from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.facts import written_from_outside
 from gradsan.diagnose.labels import as_written
 from gradsan.diagnose.needs import need_of, op_name
-from gradsan.diagnose.nonfinite.fixes import fixes
-from gradsan.diagnose.nonfinite.operands import DIVISIONS, divisor, named, operand_values, plain, range_of
+from gradsan.diagnose.nonfinite.operands import DIVISIONS, divisor, fixes, named, operand_values, plain, range_of
 from gradsan.model import (
     Birth,
     Diagnosis,

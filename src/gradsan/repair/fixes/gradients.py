@@ -20,7 +20,7 @@ from gradsan.source.change import (
 from gradsan.source.flow.bindings import last_binding
 from gradsan.source.flow.targets import target_at
 from gradsan.source.identifiers import chain_key, leaf_name, local_nodes
-from gradsan.source.intent.gradient_reads import is_gradient_read
+from gradsan.source.intent.flags import is_gradient_read
 from gradsan.source.locate import expressions_at, statement_at
 from gradsan.source.methods import BACKWARDS, has_attribute, is_inplace_method
 from gradsan.source.rewrite.moving import is_whole_lines, names_bound, names_read

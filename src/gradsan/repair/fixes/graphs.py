@@ -23,12 +23,7 @@ from gradsan.source.locate import statement_at
 from gradsan.source.methods import CUTTING
 from gradsan.source.rewrite.given import is_function_of_leaves
 from gradsan.source.rewrite.moving import is_whole_lines, names_read
-from gradsan.source.rewrite.renewing import (
-    constructs,
-    draws_again,
-    run_again,
-    run_again_for_next_round,
-)
+from gradsan.source.rewrite.renewing import constructs, draws_again, run_again, run_again_for_next_round
 from gradsan.source.rewrite.suggest import detach_at
 from gradsan.source.tree import SourceFile
 

@@ -27,8 +27,7 @@ from gradsan.originals.originals import Kept
 from gradsan.overlap import is_folded
 from gradsan.record.recorder import recorder
 from gradsan.record.stacks import is_own_file
-from gradsan.repair.trials.own_results import OwnResults
-from gradsan.repair.trials.refused_calls import apart, carried_out
+from gradsan.repair.trials.own_results import OwnResults, apart, carried_out
 
 _SPLITTING = frozenset({"unbind", "split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit", "split_with_sizes"})
 _CARRIED = frozenset(

@@ -38,7 +38,7 @@ from gradsan._imports import call_after_import
 from gradsan.graph.naming import optimizers_alive
 from gradsan.graph.variables import Space, reached
 from gradsan.repair.trials.trial import Standing, Value
-from gradsan.source.flow.transient import of_one_round
+from gradsan.source.flow.rounds import of_one_round
 
 _PARTS = 256
 _MOST_ELEMENTS = 1 << 24

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, add_keyword, checked, insert_after, insert_before
 from gradsan.source.flow.modules import Shape, detached_form, object_cut, shape_in_source
 from gradsan.source.flow.reaching import runs_more_often
 from gradsan.source.flow.targets import aliased_expression
-from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, consumed_names, leaf_name, local_nodes
+from gradsan.source.identifiers import (
+    assigned_names,
+    bindings_of,
+    binds,
+    chain_key,
+    consumed_names,
+    leaf_name,
+    local_nodes,
+)
 from gradsan.source.locate import frame_of, scope_of, statement_at
 from gradsan.source.methods import ADDING, is_inplace_method
-from gradsan.source.tree import SourceFile, header_nodes, read_source
+from gradsan.source.tree import FunctionNode, SourceFile, header_nodes, read_source
 
 _LEAVING = (ast.Return, ast.Continue, ast.Break, ast.Raise)
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 def frames_between(first: Frame, last: Frame) -> list[Frame]:
@@ -74,19 +84,15 @@ def bound_each_round(file: str, line: int) -> frozenset[str]:
         return frozenset()
     function = source.function(at)
     around = [one for one, _ in source.ancestors(at) if source.function(one) is function]
-    loops = [one for one in around if isinstance(one, ast.For | ast.AsyncFor | ast.While)]
+    loops = [one for one in around if isinstance(one, _LOOPS)]
     if not loops:
         body = getattr(function, "body", [])
         return _bound_before_read(body if isinstance(body, list) else [])
     found = frozenset[str]()
     for loop in loops:
         own = set(ast.walk(loop))
-        elsewhere = {
-            one.id
-            for one in ast.walk(loops[-1])
-            if one not in own and isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)
-        }
-        found |= _bound_before_read(loop.body) - elsewhere
+        elsewhere = [one for one in ast.walk(loops[-1]) if one not in own and isinstance(one, ast.Name)]
+        found |= _bound_before_read(loop.body) - {one.id for one in elsewhere if isinstance(one.ctx, ast.Load)}
     return found
 
 
@@ -95,17 +101,14 @@ def _bound_before_read(body: Sequence[ast.stmt]) -> frozenset[str]:
     for node in body:
         read |= _names_read(node) - bound
         for target in node.targets if isinstance(node, ast.Assign) else ():
-            bound |= {
-                one.id for one in ast.walk(target) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
-            } - read
+            bound |= _names(target, ast.Store) - read
     return frozenset(bound)
 
 
 def _names_read(statement: ast.AST) -> set[str]:
     """The names that a statement reads, the target of an ``x += …`` among them."""
-    nodes = list(ast.walk(statement))
-    added = {one.target.id for one in nodes if isinstance(one, ast.AugAssign) and isinstance(one.target, ast.Name)}
-    return added | {one.id for one in nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
+    added = [one.target for one in ast.walk(statement) if isinstance(one, ast.AugAssign)]
+    return _names(statement) | {one.id for one in added if isinstance(one, ast.Name)}
 
 
 def in_same_function(first: Frame, second: Frame) -> bool:
@@ -362,3 +365,49 @@ def _insert_behind(source: SourceFile, statement: ast.stmt, text: str, kind: str
 def keep_graph(frame: Frame) -> Change | None:
     """The line of ``frame``, a call of ``backward`` or ``grad``, with ``retain_graph=True``; None if it is there."""
     return add_keyword(frame, "retain_graph", "True", instead_of="False")
+
+
+def of_one_round(file: str, line: int) -> frozenset[str]:
+    """The variables that every round at ``line`` binds before it reads them, and that it alone reads, in every round.
+
+    Others are read after the loop, by a function defined here, under a condition, by the caller, or by what a statement
+    hands them to, which may do so in some rounds only: ``report(step, out)``.
+    """
+    source, bound = read_source(file), bound_each_round(file, line)
+    if source is None or not bound:
+        return bound
+    statements = [one for one in source.nodes if isinstance(one, ast.stmt)]
+    around = [one for one in statements if one.lineno <= line <= (one.end_lineno or 0)]
+    at = max(around, key=lambda one: one.lineno)
+    function = source.function(at)
+    scope = list(source.nodes if function is None else ast.walk(function))
+    loops = [one for one in around if isinstance(one, _LOOPS) and source.function(one) is function]
+    end = max((one.end_lineno or 0 for one in loops), default=None)
+    own = [one for one in scope if source.function(one) is function and end is not None]
+    later = {name for one in own if isinstance(one, ast.expr) and one.lineno > (end or 0) for name in _names(one)}
+    return bound - later - _read_at_times(source, function, scope)
+
+
+def _read_at_times(source: SourceFile, function: FunctionNode | None, scope: Iterable[ast.AST]) -> set[str]:
+    found = set[str]()
+    for node in scope:
+        if isinstance(node, _FUNCTIONS) and node is not function:
+            inner = [one for one in ast.walk(node) if isinstance(one, _FUNCTIONS)]
+            found |= {name for name in _names(node) if not any(binds(one, name) for one in inner)}
+        if source.function(node) is not function:
+            continue
+        if isinstance(node, ast.If | ast.ExceptHandler):
+            for block in (node.body, getattr(node, "orelse", [])):
+                bound = set().union(*(_names(one, ast.Store) for one in block))
+                found |= set().union(*map(_names, block)) - bound
+        elif isinstance(node, ast.Return | ast.Yield):
+            found |= _names(node)
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            given = [*node.value.args, *(one.value for one in node.value.keywords)]
+            if leaf_name(node.value.func) not in ADDING | {"print"}:
+                found |= set().union(*map(_names, given))
+    return found
+
+
+def _names(node: ast.AST, context: type[ast.expr_context] = ast.Load) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, context)}

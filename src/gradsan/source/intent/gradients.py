@@ -12,7 +12,7 @@ from gradsan.source.flow.collected import is_inside
 from gradsan.source.flow.reaching import reaching
 from gradsan.source.flow.reuse import SecondName, definitions_at, reads_value, statements_of
 from gradsan.source.identifiers import assigned_names, chain_key, consumed_names, leaf_name, local_nodes
-from gradsan.source.intent.gradient_reads import is_gradient_read
+from gradsan.source.intent.flags import is_gradient_read
 from gradsan.source.locate import Statement, statement_at
 from gradsan.source.methods import ADDING, FUNCTIONS_MAKING_NEW, MAKING_NEW
 from gradsan.source.tree import ScopeNode, header_nodes, read_source

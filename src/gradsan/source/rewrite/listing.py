@@ -8,13 +8,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gradsan.model import Frame
-from gradsan.source.change import Change, Edit, edited, elements_of, is_all, is_gap, is_number, may_be_number
+from gradsan.source.change import (
+    Change,
+    Edit,
+    augmented_value,
+    edited,
+    elements_of,
+    is_all,
+    is_gap,
+    is_number,
+    may_be_number,
+)
 from gradsan.source.flow.modules import shape_in_source
 from gradsan.source.flow.targets import target_at
 from gradsan.source.identifiers import Binding, bindings_of, binds, leaf_name, local_nodes
 from gradsan.source.imports import torch_name
 from gradsan.source.locate import statement_at
-from gradsan.source.operators import augmented_value
 from gradsan.source.rewrite.out_of_place import chain_value
 from gradsan.source.rewrite.rebinding import can_rebind
 from gradsan.source.rewrite.scatter import whole_of_part

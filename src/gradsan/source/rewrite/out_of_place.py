@@ -6,17 +6,10 @@ import ast
 from dataclasses import dataclass
 
 from gradsan.model import Frame
-from gradsan.source.change import Change, Edit, edited, text_with, without_keyword
+from gradsan.source.change import Change, Edit, augmented_value, edited, text_with, without_keyword
 from gradsan.source.flow.aliases import is_just_made, is_read_whole_after, set_back
 from gradsan.source.flow.targets import target_at
-from gradsan.source.identifiers import (
-    chain_key,
-    constant_key,
-    dotted_path,
-    leaf_name,
-    parameters,
-    standing_of,
-)
+from gradsan.source.identifiers import chain_key, constant_key, dotted_path, leaf_name, parameters, standing_of
 from gradsan.source.imports import torch_name
 from gradsan.source.locate import expressions_at, statement_at
 from gradsan.source.methods import (
@@ -27,7 +20,6 @@ from gradsan.source.methods import (
     is_inplace_name,
     same_operation,
 )
-from gradsan.source.operators import augmented_value
 from gradsan.source.rewrite.rebinding import (
     bound_ahead,
     bound_to_result,

@@ -7,11 +7,10 @@ import re
 from collections.abc import Sequence
 
 from gradsan.model import Frame
-from gradsan.source.change import Change, Edit, edited, elements_of, is_all
+from gradsan.source.change import Change, Edit, augmented_value, edited, elements_of, is_all
 from gradsan.source.flow.targets import target_at
 from gradsan.source.identifiers import bindings_of, chain_key, constant_key, leaf_name, parameters
 from gradsan.source.imports import torch_name
-from gradsan.source.operators import augmented_value
 from gradsan.source.rewrite.out_of_place import chain_value
 from gradsan.source.rewrite.rebinding import can_rebind, notes_on_rebinding
 from gradsan.source.rewrite.suggest import TAKES_A_METHOD_CALL

@@ -7,15 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from gradsan.model import Frame, Lines
-from gradsan.source.change import (
-    Change,
-    Edit,
-    edited,
-    edited_lines,
-    insert_after,
-    insert_before,
-    without_keyword,
-)
+from gradsan.source.change import Change, Edit, edited, edited_lines, insert_after, insert_before, without_keyword
 from gradsan.source.flow.modules import (
     DETACHED,
     Shape,
@@ -26,15 +18,7 @@ from gradsan.source.flow.modules import (
     shape_in_source,
 )
 from gradsan.source.flow.targets import target_at
-from gradsan.source.identifiers import (
-    Binding,
-    assigned_names,
-    bindings_of,
-    binds,
-    chain_key,
-    leaf_name,
-    local_nodes,
-)
+from gradsan.source.identifiers import Binding, assigned_names, bindings_of, binds, chain_key, leaf_name, local_nodes
 from gradsan.source.locate import Statement, expressions_at, statement_at, statements_at
 from gradsan.source.methods import ADDING, KEEPS_SEVERAL
 from gradsan.source.rewrite.copied import clone_for_second_name, cloned, computes_with, value_and_clone

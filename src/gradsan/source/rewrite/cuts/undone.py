@@ -11,14 +11,7 @@ from gradsan.source.change import Change, Edit, changed_lines, edited, edited_li
 from gradsan.source.flow.cuts import NEW_TENSOR, cut_of
 from gradsan.source.flow.reaching import reaching
 from gradsan.source.flow.scopes import flag_owner
-from gradsan.source.identifiers import (
-    assigned_names,
-    bindings_of,
-    chain_key,
-    consumed_names,
-    leaf_name,
-    local_nodes,
-)
+from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, consumed_names, leaf_name, local_nodes
 from gradsan.source.imports import torch_name
 from gradsan.source.intent.conditions import context_around
 from gradsan.source.locate import Expression, Statement, expression_at, statement_at

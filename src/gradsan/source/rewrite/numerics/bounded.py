@@ -10,15 +10,7 @@ from gradsan.source.change import Change, Edit, edited
 from gradsan.source.identifiers import local_nodes
 from gradsan.source.imports import torch_name
 from gradsan.source.locate import Expression, expression_at
-from gradsan.source.rewrite.numerics.applied import (
-    Applied,
-    applied,
-    behind,
-    plus,
-    receiver,
-    resolved,
-    scope_of_node,
-)
+from gradsan.source.rewrite.numerics.applied import Applied, applied, behind, plus, receiver, resolved, scope_of_node
 from gradsan.source.tree import SourceFile, Span
 
 _ABOVE_ZERO = frozenset({"log", "log2", "log10", "sqrt", "rsqrt", "pow", "reciprocal", "lgamma", "digamma", "xlogy"})
