@@ -59,7 +59,6 @@ EXCEPTIONS = {
     *(
         (f"detect.one_tensor.{name}", "source")
         for name in (
-            "best_values",
             "kept_states",
             "kept_weights",
             "lists_of_one",

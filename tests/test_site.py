@@ -10,6 +10,7 @@ import pytest
 
 from cases import each
 from example_programs import ROOT, load
+from gradsan.diagnose.messages import codes_of
 from gradsan.options import Options, spelled
 from gradsan.text import LANGUAGES, Language, codes
 
@@ -22,6 +23,13 @@ DOCS = ROOT / "docs"
 def written(folder: Path) -> dict[str, tuple[str, int]]:
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {path.relative_to(folder).as_posix(): (path.read_text("utf-8"), path.stat().st_mtime_ns) for path in files}
+
+
+def test_every_wording_leads_to_the_codes_that_it_is_listed_with() -> None:
+    listed = sys.modules["reference.message_page"].wordings()
+    assert len(listed) > 100
+    assert [words for words, codes in listed if not set(codes_of(words)) & set(codes)] == []
+    assert [words for words, _ in listed if set(words) & set("^\\")] == []
 
 
 def test_every_page_is_there_in_both_languages() -> None:

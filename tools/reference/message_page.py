@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from gradsan.diagnose.messages import wordings
+import re
+from functools import cache
+
+from gradsan.catalogue import VERSION_CHECK, rows
+from gradsan.diagnose.messages import PARAMETER, REST_OF_FREED, RESULT, of_row
 from gradsan.text import Language, codes
 from reference.markdown import join
 from reference.words import word
+
+_REST_OF_CHECK = "[torch.FloatTensor …], which is output … of …, is at version …; expected version … instead"
+_RESTS = {
+    "freed_graph": f" ({REST_OF_FREED})",
+    "unused_in_graph": ". Set allow_unused=True if this is the desired behavior.",
+}
+"""What follows the pattern of a message."""
 
 
 def pages(language: Language) -> dict[str, str]:
@@ -32,3 +43,38 @@ def messages_of(code: str) -> list[tuple[str, str, int]]:
 
 def _plain(message: str) -> str:
     return message.replace("`", "").replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_").replace("[", "\\[")
+
+
+@cache
+def wordings() -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Every PyTorch message that has a code, with ``…`` for its variable parts, and its codes."""
+    found: dict[str, tuple[str, ...]] = {
+        f"{VERSION_CHECK}: {_REST_OF_CHECK}": tuple(dict.fromkeys((*RESULT, *PARAMETER))),
+    }
+    for row in rows():
+        for pattern in row.patterns:
+            codes = of_row(row.slug, row.raised_as)
+            if codes and VERSION_CHECK not in pattern.pattern:
+                found.setdefault(_in_words(pattern.pattern) + _RESTS.get(row.slug, ""), codes)
+    return tuple(found.items())
+
+
+def _in_words(pattern: str) -> str:
+    """A pattern as a message that it matches; where it allows several wordings, the first."""
+    text = re.sub(r"(?<!\\)\[\^(?:\\.|[^\]\\])*\][+*]?\??", "…", pattern)
+    text = re.sub(r"\[(\w)\w*\](?=\w)", r"\1", text)
+    while (shorter := _INNERMOST.sub(_choice, text)) != text:
+        text = shorter
+    text = re.sub(r"\\[dwsS][+*]?\??|\[[^\]]*\][+*]\??|\.[+*]\??", "…", text)
+    text = re.sub(r"(\w)\?", r"\1", re.sub(r"\\(.)", r"\1", text.replace(r"\?", "\0"))).replace("\0", "?")
+    return " ".join(re.sub(r"…(?:\W?…)+", "…", text).strip("^$").split())
+
+
+_INNERMOST = re.compile(r"(?<!\\)\((\?P<\w+>|\?:|\?[=!]|\?<[=!])?((?:\\.|[^()\\])*)\)\??")
+
+
+def _choice(group: re.Match[str]) -> str:
+    kind = group[1] or ""
+    if kind.startswith("?P"):
+        return "…"
+    return group[2].partition("|")[0] if kind == "?:" else ""

@@ -12,19 +12,14 @@ from gradsan.model import Failure, Frame, Site
 
 _FREED = ("GS401", "GS402", "GS404", "GS403")
 """Most second backwards are due to a carried state or to two losses on one forward."""
-_REST_OF_CHECK = "[torch.FloatTensor …], which is output … of …, is at version …; expected version … instead"
-_REST_OF_FREED = (
+REST_OF_FREED = (
     "or directly access saved tensors after they have already been freed. Saved intermediate values of the graph are "
     "freed when you call .backward() or autograd.grad(). Specify retain_graph=True if you need to backward through the "
     "graph a second time or if you need to access saved tensors after calling backward"
 )
 """The text after the pattern of that message."""
-_RESTS = {
-    "freed_graph": f" ({_REST_OF_FREED})",
-    "unused_in_graph": ". Set allow_unused=True if this is the desired behavior.",
-}
-_PARAMETER = ("GS110", "GS111", "GS112", "GS105")
-_RESULT = ("GS101", "GS103", "GS102", "GS104", "GS110")
+PARAMETER = ("GS110", "GS111", "GS112", "GS105")
+RESULT = ("GS101", "GS103", "GS102", "GS104", "GS110")
 _OUTPUT_OF = re.compile(r"which is output \d+ of (\w+?)(?:Backward\d*)?,")
 _VIEWS_OF_PARAMETERS = frozenset({"T", "Transpose", "Permute", "AsStrided", "View", "Alias"})
 _WORDS_IN_COMMON, _WORDS_IN_A_ROW = 4, 3
@@ -41,50 +36,15 @@ def codes_of(text: str) -> tuple[str, ...]:
         return _of_version_check(flat)
     for row in rows():
         if any(pattern.search(one) for pattern in row.patterns for one in (text, flat)):
-            return _of_row(row.slug, row.raised_as)
+            return of_row(row.slug, row.raised_as)
     return _of_part(flat)
-
-
-@cache
-def wordings() -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Every PyTorch message that has a code, with ``…`` for its variable parts, and its codes."""
-    found: dict[str, tuple[str, ...]] = {
-        f"{VERSION_CHECK}: {_REST_OF_CHECK}": tuple(dict.fromkeys((*_RESULT, *_PARAMETER))),
-    }
-    for row in rows():
-        for pattern in row.patterns:
-            codes = _of_row(row.slug, row.raised_as)
-            if codes and VERSION_CHECK not in pattern.pattern:
-                found.setdefault(_in_words(pattern.pattern) + _RESTS.get(row.slug, ""), codes)
-    return tuple(found.items())
-
-
-def _in_words(pattern: str) -> str:
-    """A pattern as a message that it matches; where it allows several wordings, the first."""
-    text = re.sub(r"(?<!\\)\[\^(?:\\.|[^\]\\])*\][+*]?\??", "…", pattern)
-    text = re.sub(r"\[(\w)\w*\](?=\w)", r"\1", text)
-    while (shorter := _INNERMOST.sub(_choice, text)) != text:
-        text = shorter
-    text = re.sub(r"\\[dwsS][+*]?\??|\[[^\]]*\][+*]\??|\.[+*]\??", "…", text)
-    text = re.sub(r"(\w)\?", r"\1", re.sub(r"\\(.)", r"\1", text.replace(r"\?", "\0"))).replace("\0", "?")
-    return " ".join(re.sub(r"…(?:\W?…)+", "…", text).strip("^$").split())
-
-
-_INNERMOST = re.compile(r"(?<!\\)\((\?P<\w+>|\?:|\?[=!]|\?<[=!])?((?:\\.|[^()\\])*)\)\??")
-
-
-def _choice(group: re.Match[str]) -> str:
-    kind = group[1] or ""
-    if kind.startswith("?P"):
-        return "…"
-    return group[2].partition("|")[0] if kind == "?:" else ""
 
 
 def _of_version_check(message: str) -> tuple[str, ...]:
     # A leaf is no output of an operation; a layer saves a view of its weight.
     output_of = _OUTPUT_OF.search(message)
     is_parameter = "is at version" in message and (output_of is None or output_of[1] in _VIEWS_OF_PARAMETERS)
-    return _PARAMETER if is_parameter else _RESULT
+    return PARAMETER if is_parameter else RESULT
 
 
 def _of_part(text: str) -> tuple[str, ...]:
@@ -92,14 +52,14 @@ def _of_part(text: str) -> tuple[str, ...]:
     words = _words(text)
     least = max(min(_WORDS_IN_COMMON, len(words)), (len(words) + 1) // 2, _WORDS_IN_A_ROW)
     found: list[tuple[int, tuple[str, ...]]] = [
-        (_in_common(words, _words(VERSION_CHECK)), _RESULT),
-        (_in_common(words, _words(_REST_OF_FREED)), _FREED),
+        (_in_common(words, _words(VERSION_CHECK)), RESULT),
+        (_in_common(words, _words(REST_OF_FREED)), _FREED),
     ]
     for row in rows():
         for pattern in row.patterns:
             common = _in_common(words, _words(_NOT_WORDS.sub(" ", pattern.pattern)))
             if common >= least:
-                found.append((common, _of_row(row.slug, row.raised_as)))
+                found.append((common, of_row(row.slug, row.raised_as)))
     most = max(common for common, _ in found)
     return tuple(dict.fromkeys(code for common, codes in found if common == most >= least for code in codes))
 
@@ -115,7 +75,8 @@ def _in_common(one: list[str], other: list[str]) -> int:
 
 
 @cache
-def _of_row(slug: str, kind: str) -> tuple[str, ...]:
+def of_row(slug: str, kind: str) -> tuple[str, ...]:
+    """The codes of a row of the catalogue that is raised as ``kind``."""
     if slug == "freed_graph":
         return _FREED
     # Without clues every cause gives the diagnosis of its row.

@@ -73,7 +73,6 @@ _NAMES = {
         "made_by_call reads_again returned_by_hook returns_to_several"
     ),
     "flow.collected": "detach_collected",
-    "flow.contexts": "enter_each_round enter_once_more",
     "flow.cuts": "Cut find_cuts grad_left_off grad_switched_off takes_cut",
     "flow.emptied": "forget_collected is_drawn_by_chance",
     "flow.kept": (
@@ -108,8 +107,8 @@ _NAMES = {
     "imports": "with_imports",
     "intent.attributes": "bound_in_class cuts_of_returned_loss uses_in",
     "intent.conditions": (
-        "clears_its_condition compared_scores context_around is_called_with_graph is_checked is_conditional "
-        "kept_as_best values_kept_as_best"
+        "clears_its_condition compared_scores context_around enter_each_round enter_once_more is_called_with_graph "
+        "is_checked is_conditional kept_as_best values_kept_as_best"
     ),
     "intent.contents": (
         "adds_noise detached_for_copy elements_updated_by is_computed_by_program is_shifted_by_neighbours is_labelled "
@@ -146,7 +145,7 @@ _NAMES = {
         "copy_element_kept copy_saved_early earlier_reads gradients_for_inputs kept_on_context mark_dirty name_kept "
         "save_for_backward saved_early without_once_differentiable"
     ),
-    "rewrite.given": "copies_parameter may_step steps_one_of switch_on_before_made",
+    "rewrite.given": "copies_parameter kept_without_gradient may_step steps_one_of switch_on_before_made",
     "rewrite.leaves": (
         "assigned_as_parameter assigned_by_copy assigned_in_place attribute_assigned leaf_alone read_instead "
         "reads_later written_behind"
@@ -174,7 +173,6 @@ _NAMES = {
     "rewrite.cuts.undone": "flag_before_use graph_restored undone undone_numbers with_gradients",
     "rewrite.cuts.uncut": "Uncut cut_at_use detach_compared detach_given detach_held read_with_graph term_uncut",
     "rewrite.cuts.unrecorded": "recorded_by_name",
-    "rewrite.unused": "kept_without_gradient",
     "rewrite.updates": "is_put_back stands_before_its_backward steps_again under_no_grad updated_in_place",
     "tree": "is_cell source_line source_lines",
 }

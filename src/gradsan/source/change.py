@@ -156,6 +156,18 @@ def edited_lines(source: SourceFile, edits: Sequence[Edit]) -> Lines:
     return tuple(lines)
 
 
+def indentation_of(source: SourceFile) -> str:
+    """One level of the file's indentation: that of its first block, four spaces where it has none."""
+    for node in source.nodes:
+        body = getattr(node, "body", None)
+        if isinstance(node, ast.stmt) and isinstance(body, list) and body:
+            outer, inner = source.span(node), source.span(body[0])
+            text = source.lines[inner.line - 1][: inner.column - 1]
+            if inner.line != outer.line and not text.strip():
+                return text[outer.column - 1 :]
+    return "    "
+
+
 def text_with(source: SourceFile, span: Span, edits: Sequence[Edit]) -> str:
     """The characters of ``span`` with ``edits`` applied, all of which must lie within it and must not overlap."""
     text = "\n".join(_with_edits(source, span.line, span.end_line, edits))
@@ -178,9 +190,7 @@ def insert_before(
     return edited(source, [Edit.before(span, f"{text}; ")], kind, notes)
 
 
-def insert_after(
-    source: SourceFile, statement: ast.stmt, text: str, kind: str, notes: tuple[str, ...] = ()
-) -> Change | None:
+def insert_after(source: SourceFile, statement: ast.stmt, text: str, kind: str) -> Change | None:
     """The change that runs ``text``, a simple statement, right after ``statement``; None after a compound one."""
     if hasattr(statement, "body") or isinstance(statement, ast.Match):
         return None
@@ -188,8 +198,8 @@ def insert_after(
     head = source.indent(span)
     tail = source.lines[span.end_line - 1][span.end_column - 1 :].strip()
     if not head.strip() and (not tail or tail.startswith("#")):
-        return checked(source, Change(span.end_line + 1, "", head + text, kind, notes))
-    return edited(source, [Edit.after(span, f"; {text}")], kind, notes)
+        return checked(source, Change(span.end_line + 1, "", head + text, kind))
+    return edited(source, [Edit.after(span, f"; {text}")], kind)
 
 
 def _with_edits(source: SourceFile, first: int, last: int, edits: Sequence[Edit]) -> list[str]:
@@ -214,6 +224,19 @@ def checked(source: SourceFile, change: Change) -> Change | None:
     behind = min((line for line in starts if line >= change.line + max(removed, 1)), default=len(source.lines) + 1)
     part = "\n".join(text.split("\n")[first - 1 : behind - 1 + change.new.count("\n") + 1 - removed])
     return change if parses(part) or parses(text) else None
+
+
+TAKES_A_METHOD_CALL = (
+    *(ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.List, ast.Dict, ast.ListComp, ast.DictComp),
+)
+
+
+def followed(source: SourceFile, node: ast.expr, call: str) -> list[Edit]:
+    """The edits that put a method ``call`` behind an expression, which gets parentheses where it is an operation."""
+    span = source.span(node)
+    if isinstance(node, TAKES_A_METHOD_CALL):
+        return [Edit.after(span, call)]
+    return [Edit.before(span, "("), Edit.after(span, f"){call}")]
 
 
 _OPENING, _CLOSING = "([{", ")]}"

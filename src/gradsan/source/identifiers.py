@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from gradsan.source.locate import Expression, Statement
-from gradsan.source.methods import ADDING, CHANGING_METADATA, OVERWRITING, is_inplace_method, is_inplace_name
-from gradsan.source.tree import FunctionNode, SourceFile, starred
+from gradsan.source.methods import ADDING, CHANGING_METADATA, OVERWRITING, is_inplace_method
+from gradsan.source.tree import FunctionNode, SourceFile
 
 Standing = Literal["namespace", "value", "unknown"]
 # Notebooks import in one cell and use in another, so these names get their conventional meaning.
@@ -167,6 +167,14 @@ def _imports(source: SourceFile) -> dict[str, tuple[str, str]]:
     return found
 
 
+def starred(source: SourceFile, *names: str) -> list[str]:
+    """Those of ``names`` that the file reads, where a star import may have bound them."""
+    if not any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in source.nodes):
+        return []
+    read = {node.id for node in source.nodes if isinstance(node, ast.Name)}
+    return [name for name in names if name in read]
+
+
 @functools.lru_cache(maxsize=16)
 def _import_names(source: SourceFile) -> set[str]:
     """Every dotted path named by an ``import`` statement, with all its parents."""
@@ -203,6 +211,17 @@ def assigned_pairs(node: ast.Assign | ast.AnnAssign) -> Iterator[tuple[ast.expr,
             yield from zip(target.elts, node.value.elts, strict=False)
         elif node.value is not None:
             yield target, node.value
+
+
+def walks(target: ast.expr, walked: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Each target of a loop with what gives its values, inside ``zip`` and ``enumerate``."""
+    called = leaf_name(walked.func) if isinstance(walked, ast.Call) else None
+    if isinstance(walked, ast.Call) and isinstance(target, ast.Tuple) and called in ("zip", "enumerate"):
+        targets = target.elts if called == "zip" else target.elts[1:]
+        for one, given in zip(targets, walked.args, strict=False):
+            yield from walks(one, given)
+    else:
+        yield target, walked
 
 
 def assigned_names(statement: Statement | ast.stmt) -> list[str]:
@@ -245,6 +264,12 @@ def bindings_of(statement: ast.stmt) -> list[Binding]:
             found.extend(_bind_target(target, statement, None, computed=False))
     found.extend(_bound_inside(statement))
     return found
+
+
+def bindings_in(nodes: Iterable[ast.AST], name: str | None = None) -> list[Binding]:
+    """The bindings by the statements among ``nodes`` themselves; of ``name`` alone, where it is given."""
+    found = (one for node in nodes if isinstance(node, ast.stmt) for one in bindings_of(node))
+    return [one for one in found if name in (None, one.name)]
 
 
 def _bind_target(
@@ -352,68 +377,3 @@ def _reads_of_chain(node: ast.Name | ast.Attribute | ast.Subscript) -> Iterator[
         yield from _reads(node.slice)
     elif isinstance(node, ast.Attribute):
         yield from _reads(node.value)
-
-
-_NEW_VALUES = frozenset({"add", "sub", "mul", "div", "lerp", "clamp", "addcmul", "addcdiv"})
-
-
-def dropped_updates(loop: ast.For | ast.AsyncFor, scope: ast.AST) -> dict[ast.Assign, str | None]:
-    """Assignments to a loop's variable, unread in ``scope``: ``p = p - g``; ``g = g / n`` has ``p.grad`` with it."""
-    bound = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
-    found = dict[ast.Assign, str | None]()
-    for node in _of_each_round(loop.body):
-        if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Name) and len(node.targets) == 1:
-            taken = None if target.id in bound else _taken_from(loop, target.id)
-            is_new = (taken or target.id in bound) and _is_new_value(node.value)
-            found |= {node: taken} if is_new and not _is_read(target.id, node, loop, scope) else {}
-    return found
-
-
-def _taken_from(loop: ast.For | ast.AsyncFor, name: str) -> str | None:
-    """``p.grad`` where a round binds ``name`` to that first, and to one other value later."""
-    named = [one for one in ast.walk(loop) if isinstance(one, ast.Name) and one.id == name]
-    first = min(named, key=lambda one: (one.lineno, one.col_offset))
-    given = (one.value for one in _of_each_round(loop.body) if isinstance(one, ast.Assign) and one.targets == [first])
-    held = chain_key(next(given, first)) or ""
-    stores = [one for one in named if isinstance(one.ctx, ast.Store)]
-    is_deleted = any(isinstance(one.ctx, ast.Del) for one in named)
-    return held if len(stores) == 2 and not is_deleted and held.endswith((".grad", ".data")) else None
-
-
-def _of_each_round(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    for node in body:
-        yield node
-        if isinstance(node, ast.If | ast.With):
-            yield from _of_each_round([*node.body, *getattr(node, "orelse", ())])
-
-
-def _is_new_value(value: ast.expr) -> bool:
-    calls = [one for one in ast.walk(value) if isinstance(one, ast.Call)]
-    is_new = isinstance(value, ast.BinOp) or (isinstance(value, ast.Call) and leaf_name(value.func) in _NEW_VALUES)
-    writes = (
-        is_inplace_name(leaf_name(one.func) or "") or any(it.arg == "out" for it in one.keywords) for one in calls
-    )
-    return is_new and not any(writes)
-
-
-def _is_read(name: str, node: ast.Assign, loop: ast.For | ast.AsyncFor, scope: ast.AST) -> bool:
-    """Whether anything may read ``name`` after ``node``, other than what binds it anew (a loop, a parameter)."""
-    nodes, inside = list(ast.walk(scope)), set(ast.walk(loop))
-    keeps = any(isinstance(one, ast.Global | ast.Nonlocal) and name in one.names for one in nodes)
-    if keeps or any(isinstance(one, ast.FunctionDef | ast.Lambda) for one in inside):
-        return True
-    apart: set[ast.AST] = set(ast.walk(node.value))
-    for one in nodes:
-        targets = [part.target for part in (one, *getattr(one, "generators", ())) if isinstance(part, _BINDERS)]
-        is_own = isinstance(one, ast.FunctionDef | ast.Lambda) and name in parameters(one)
-        if is_own or name in {leaf_name(part) for at in targets for part in ast.walk(at)}:
-            apart.update(() if loop in (within := set(ast.walk(one))) else within)
-    reads = [one for one in nodes if isinstance(one, ast.Name) and one.id == name and isinstance(one.ctx, ast.Load)]
-    # An outer loop reads in its next iteration what the last one has bound.
-    around = [one for one in nodes if isinstance(one, ast.For | ast.AsyncFor | ast.While) and loop in ast.walk(one)]
-    again = {part for one in around if one is not loop for part in ast.walk(one)} - inside
-    later = (one for one in reads if one.lineno >= node.lineno or one in again)
-    return not apart.issuperset(later) or apart.isdisjoint(reads)
-
-
-_BINDERS = (ast.For, ast.AsyncFor, ast.comprehension)

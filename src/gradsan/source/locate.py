@@ -95,6 +95,13 @@ def expressions_at(frame: Frame) -> tuple[Expression, ...]:
     )
 
 
+def call_at(frame: Frame, name: str | None = None) -> tuple[SourceFile, ast.Call] | None:
+    """The one call, or the one of a function or method ``name``, that ``frame`` was executing, and its file."""
+    calls = [(one.source, one.node) for one in expressions_at(frame) if isinstance(one.node, ast.Call)]
+    called = [one for one in calls if name in (None, getattr(one[1].func, "attr", getattr(one[1].func, "id", None)))]
+    return called[0] if len(called) == 1 else None
+
+
 def scope_of(frame: Frame) -> str:
     """The name of the frame's code object as the source spells it; empty where the frame has none."""
     name = frame.function.rsplit(".", 1)[-1]
@@ -183,19 +190,22 @@ def _statement(source: SourceFile, node: ast.stmt, frame: Frame) -> Statement:
     return Statement(source, node, statement_text(source, node), source.span(node), function, tuple(loops))
 
 
+def at_span(frame: Frame, span: Span) -> Frame:
+    """The frame, moved to another place of its function."""
+    return replace(frame, line=span.line, column=span.column, end_line=span.end_line, end_column=span.end_column)
+
+
+def at_line(frame: Frame, line: int) -> Frame:
+    """The frame, moved to another line of its function, whatever statement of that."""
+    return replace(frame, line=line, column=None, end_line=None, end_column=None)
+
+
 def frame_of(source: SourceFile, node: ast.stmt, like: Frame) -> Frame:
     """The frame at a statement of the file of ``like``."""
     place, scope = source.span(node), source.scope_name(node)
     # A compound statement is located at its header's line, though it ends with its block.
-    has_block = hasattr(node, "body")
-    return replace(
-        like,
-        line=place.line,
-        function=like.function if scope_of(like) == scope else scope,  # with its class, as other frames of it
-        column=None if has_block else place.column,
-        end_line=None if has_block else place.end_line,
-        end_column=None if has_block else place.end_column,
-    )
+    found = at_line(like, place.line) if hasattr(node, "body") else at_span(like, place)
+    return found if scope_of(like) == scope else replace(found, function=scope)  # with its class, as other frames of it
 
 
 @functools.lru_cache(maxsize=64)

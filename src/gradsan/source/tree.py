@@ -112,6 +112,20 @@ class SourceFile:
             return node
         return next((parent for parent, _ in self.ancestors(node) if isinstance(parent, ast.stmt)), None)
 
+    def block(self, node: ast.stmt) -> list[ast.stmt]:
+        """The statements of the block that ``node`` is one of."""
+        parent, name = self.parents[node]
+        block: list[ast.stmt] = getattr(parent, name)
+        return block
+
+    def ahead(self, node: ast.stmt) -> list[ast.stmt]:
+        """The statements of the block of ``node`` that stand before it."""
+        return self.block(node)[: self.block(node).index(node)]
+
+    def behind(self, node: ast.stmt) -> list[ast.stmt]:
+        """The statements of the block of ``node`` that stand after it."""
+        return self.block(node)[self.block(node).index(node) + 1 :]
+
     def function(self, node: ast.AST) -> FunctionNode | None:
         """The innermost function whose body ``node`` is in (a class body in between hides it), else None."""
         for parent, name in self.ancestors(node):
@@ -394,23 +408,3 @@ def _from_archive(file: str) -> list[str]:
 def _split(text: str) -> list[str]:
     """Split at the line ends Python knows; ``str.splitlines`` would also split at form feeds."""
     return io.StringIO(text, newline=None).readlines()
-
-
-def indentation_of(source: SourceFile) -> str:
-    """One level of the file's indentation: that of its first block, four spaces where it has none."""
-    for node in source.nodes:
-        body = getattr(node, "body", None)
-        if isinstance(node, ast.stmt) and isinstance(body, list) and body:
-            outer, inner = source.span(node), source.span(body[0])
-            text = source.lines[inner.line - 1][: inner.column - 1]
-            if inner.line != outer.line and not text.strip():
-                return text[outer.column - 1 :]
-    return "    "
-
-
-def starred(source: SourceFile, *names: str) -> list[str]:
-    """Those of ``names`` that the file reads, where a star import may have bound them."""
-    if not any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in source.nodes):
-        return []
-    read = {node.id for node in source.nodes if isinstance(node, ast.Name)}
-    return [name for name in names if name in read]

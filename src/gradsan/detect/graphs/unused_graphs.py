@@ -29,7 +29,7 @@ from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward
 
 if TYPE_CHECKING:
-    from gradsan.detect.graphs.growing_sums import GrowingSum
+    from gradsan.detect.graphs.growing_graphs import GrowingSum
 
 _LEAST_MEMBERS = 8
 _GROWTH = 1.5
@@ -86,7 +86,7 @@ class UnusedGraphs(Detector):
             self._look_at_sums(found, border, thread)
 
     def _look_at_sums(self, found: list[Found], border: int, thread: int) -> None:
-        from gradsan.detect.graphs.growing_sums import sum_of
+        from gradsan.detect.graphs.growing_graphs import sum_of
 
         for path, one in _singles(found):
             grown = (
@@ -136,7 +136,7 @@ class UnusedGraphs(Detector):
             return
         several = walk.engine_order(walk.roots_of(one.tensor for one in sampled))
         single = walk.engine_order(walk.roots_of([sampled[0].tensor]))
-        from gradsan.detect.graphs.growing_sums import bytes_kept
+        from gradsan.detect.graphs.growing_graphs import bytes_kept
 
         # Parts shared by all of them, parameters above all, are counted once in both.
         rounds = len(sampled) - 1
@@ -158,7 +158,7 @@ class UnusedGraphs(Detector):
         self._listeners.call_before_backward(self.before_backward)
 
     def _suspect_sum(self, path: str, found: Found, grown: GrowingSum, thread: int) -> None:
-        from gradsan.detect.graphs.growing_sums import bytes_kept
+        from gradsan.detect.graphs.growing_graphs import bytes_kept
         from gradsan.graph.bytecode import holder_clue
 
         newest = _number(found)

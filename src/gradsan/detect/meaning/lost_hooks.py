@@ -1,6 +1,6 @@
 """Gradient hooks without effect: of a view that is written, of a parameter that is replaced, or returning nothing.
 
-And hooks that a parameter gets again in every round (``repeated_hooks.py``).
+And hooks that a parameter gets again in every round.
 
 A write gives a view, or its base, a new grad_fn. A parameter that a module gets in place of one with hooks has none.
 
@@ -12,6 +12,16 @@ Row: ``hook_lost``. Roles: ``hook`` (where it was registered; ``name`` is the vi
 ``device``), ``written`` (the write; ``op``). The value ``earlier`` of the failure is set where the hook still runs for
 uses of the view before the write, ``replaced`` where the tensor was a parameter, and ``written`` is where its module
 got another one; it had died before any backward, and this one reaches the other, which has no hook.
+
+Gradient hooks that are registered on a parameter again in every round, so that each round has one more of them.
+
+``p.register_hook(lambda g: g * 0.5)`` in the body of a training loop halves the gradient twice in the second round.
+Hooks of one code, with the same values in their closures, were registered before different backward calls, and are
+all there. A hook that leaves what the one before has returned as it is (a mask, a clamp, a print) does no harm: the
+last one is measured in the next backward, where it changes nothing.
+
+Row ``hook_repeated``: role ``hook`` (where it was registered; ``name`` of the parameter; ``values``: ``shape``,
+``dtype``, ``device``, ``times``, the number of these hooks).
 """
 
 from __future__ import annotations
@@ -19,9 +29,11 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import CodeType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -34,14 +46,11 @@ from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Finder, Guard, Run
 from gradsan.record.guarding import numbered_apart
 from gradsan.record.ledger import call_that_made
-from gradsan.record.log import RawStack, RawWrite, backward_calls, logged_writes
+from gradsan.record.log import Core, RawStack, RawWrite, backward_calls, logged_writes
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import is_user_file, symbolise
 from gradsan.record.steps import RawBackward, read_backward
 from gradsan.record.user_hooks import note_tensor_hook
-
-if TYPE_CHECKING:
-    from gradsan.detect.meaning.repeated_hooks import RepeatedHooks
 
 ROW, DROPPED = "hook_lost", "hook_result_dropped"
 _KEPT = 64
@@ -132,8 +141,6 @@ class LostHooks(Finder):
         if len(hooks) < _MANY or stack in self._described:
             return
         if self._repeated is None:
-            from gradsan.detect.meaning.repeated_hooks import RepeatedHooks
-
             self._repeated = RepeatedHooks(self._core, self._guard, self._found)
         if self._repeated.look(tensor, self._registered, stack):
             self._described.add(stack)
@@ -305,3 +312,97 @@ class LostHooks(Finder):
 def _numbered(entry: RawBackward) -> dict[int, Any]:
     order = walk.engine_order(read_backward(entry).roots)
     return {number: node for node in order if (number := _torch.node_sequence(node)) is not None}
+
+
+REPEATED = "hook_repeated"
+_NUMBERS = (int, float, bool, str)
+_MEASURED = 8
+
+
+class RepeatedHooks:
+    """Measures the last of several hooks that are the same; findings go to ``found``."""
+
+    def __init__(self, core: Core, guard: Guard, found: Callable[[Failure], None]) -> None:
+        self._core, self._guard, self._found = core, guard, found
+        self._restore: list[Callable[[], None]] = []
+        self._measured = 0
+
+    def forget(self) -> None:
+        """Put the program's own hooks back."""
+        while self._restore:
+            self._restore.pop()()
+
+    def look(self, tensor: torch.Tensor, registered: dict[int, int], stack: RawStack) -> bool:
+        """Measure the hook that a leaf has got, if it has several of them; whether it is measured."""
+        hooks: Any = tensor._backward_hooks
+        key = next(reversed(hooks))
+        hook = hooks[key]
+        same = [one for one, other in hooks.items() if one in registered and _is_same(hook, other)]
+        if len({registered[one] for one in same}) < _MANY or self._measured >= _MEASURED:
+            return False
+        self._measured += 1
+        weak, times = _torch.weak_tensor(tensor), len(same)
+
+        def before(args: tuple[Any, ...], _: dict[str, Any]) -> Any:
+            with _torch.hushed(), torch.no_grad():
+                return args[0].detach().clone() if args and not _torch.is_compiling() else None
+
+        def after(given: Any, args: tuple[Any, ...], _: dict[str, Any], result: Any) -> None:
+            restore()
+            if given is not None:
+                taken = args[0] if result is None else result
+                self._guard(lambda: self._judge(given, taken, weak(), times, stack))
+
+        measured = self._core.listener(hook, before, after)
+
+        def restore() -> None:
+            if hooks.get(key) is measured:
+                hooks[key] = hook
+
+        hooks[key] = measured
+        self._restore.append(restore)
+        return True
+
+    @_torch.hushed()
+    def _judge(self, given: torch.Tensor, taken: torch.Tensor, leaf: Any, times: int, stack: RawStack) -> None:
+        if leaf is None or given.layout is not torch.strided or given.shape != taken.shape:
+            return
+        with torch.no_grad():
+            if torch.allclose(given, taken.detach(), rtol=1e-3, atol=0.0, equal_nan=True):
+                return
+        name = naming.name_of(leaf, sys._getframe(1))
+        site = symbolise(stack)
+        clue = Clue("hook", site, name=name, values={**_torch.facts_of(leaf), "times": times})
+        self._found(Failure(REPEATED, "", "", site, (clue,), raised=False))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two hooks do the same: one code, and the same values in closure, defaults and arguments."""
+    if one is other:
+        return True
+    if isinstance(one, MethodType) and isinstance(other, MethodType):
+        return one.__func__ is other.__func__ and one.__self__ is other.__self__
+    if isinstance(one, partial) and isinstance(other, partial):
+        is_alike = _are_alike(one.args, other.args) and one.keywords.keys() == other.keywords.keys()
+        values = one.keywords.values(), other.keywords.values()
+        return is_alike and _are_alike(*map(tuple, values)) and _is_same(one.func, other.func)
+    if not (isinstance(one, FunctionType) and isinstance(other, FunctionType)) or one.__code__ is not other.__code__:
+        return False
+    return _are_alike(one.__defaults__ or (), other.__defaults__ or ()) and _are_alike(_cells(one), _cells(other))
+
+
+def _cells(function: FunctionType) -> tuple[Any, ...]:
+    found = []
+    for cell in function.__closure__ or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:  # not bound yet
+            found.append(cell)
+    return tuple(found)
+
+
+def _are_alike(some: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
+    return len(some) == len(others) and all(
+        one is other or (type(one) is type(other) and isinstance(one, _NUMBERS) and one == other)
+        for one, other in zip(some, others, strict=True)
+    )

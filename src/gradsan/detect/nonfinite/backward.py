@@ -12,8 +12,7 @@ import torch
 from torch.autograd.graph import Node
 
 from gradsan import _torch
-from gradsan.detect.nonfinite.origins import How, Origin, Origins, first_cause
-from gradsan.detect.nonfinite.values import Searched, operands_of
+from gradsan.detect.nonfinite.origins import How, Origin, Origins, Searched, first_cause, operands_of
 from gradsan.graph import walk
 from gradsan.model import Frame, Operand
 from gradsan.record.guarding import after_node, before_node

@@ -10,8 +10,16 @@ from typing import Any
 import torch
 
 from gradsan import _torch
-from gradsan.detect.nonfinite.origins import How, Origin, Origins
-from gradsan.detect.nonfinite.values import Searched, arguments_of, kind_of, operands_of, scalars_of
+from gradsan.detect.nonfinite.origins import (
+    How,
+    Origin,
+    Origins,
+    Searched,
+    arguments_of,
+    kind_of,
+    operands_of,
+    scalars_of,
+)
 from gradsan.graph import naming
 from gradsan.model import Operand
 from gradsan.record.log import Core, RawStack

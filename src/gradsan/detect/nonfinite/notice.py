@@ -21,7 +21,7 @@ from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, StepRecord
 
 if TYPE_CHECKING:
-    from gradsan.detect.nonfinite.values import Searched
+    from gradsan.detect.nonfinite.origins import Searched
 
 _LARGEST_LOSS = 4_096
 _NAMED = 8
@@ -196,6 +196,6 @@ def _is_spoilt(leaf: torch.Tensor) -> bool:
 
 
 def _searched(tensor: torch.Tensor) -> Searched:
-    from gradsan.detect.nonfinite.values import Searched  # not needed by a sound run
+    from gradsan.detect.nonfinite.origins import Searched  # not needed by a sound run
 
     return Searched(tensor)

@@ -15,9 +15,8 @@ from gradsan import _torch
 from gradsan.detect.nonfinite.backward import Backward
 from gradsan.detect.nonfinite.compiled import CompiledCalls
 from gradsan.detect.nonfinite.forward import Forward
-from gradsan.detect.nonfinite.origins import Origin, Origins, first_cause
+from gradsan.detect.nonfinite.origins import Origin, Origins, Searched, first_cause
 from gradsan.detect.nonfinite.updates import Updates
-from gradsan.detect.nonfinite.values import Searched
 from gradsan.graph import naming
 from gradsan.graph.naming import optimizers_alive
 from gradsan.model import Birth, Born, Message, NonFinite, NonFiniteSeen

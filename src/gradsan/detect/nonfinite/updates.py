@@ -10,8 +10,7 @@ import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gradsan import _torch
-from gradsan.detect.nonfinite.origins import Origin, Origins
-from gradsan.detect.nonfinite.values import Searched, operands_of
+from gradsan.detect.nonfinite.origins import Origin, Origins, Searched, operands_of
 from gradsan.record.guarding import numbered_apart, own
 from gradsan.record.log import Core, RawStack
 from gradsan.record.patches import Patches

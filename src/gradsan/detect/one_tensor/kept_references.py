@@ -15,7 +15,7 @@ which adds to the one and so to the other, and at the first step, where a loop o
 once for each. Parameters over one memory, or of equal values, may share their gradient. And one that was given to a
 parameter by reference, and cleared as another's before that step.
 
-What a function keeps as the best values so far (``best_values.py``) is looked at in 64 backwards, and at powers of two;
+What a function keeps as the best values so far (``BestValues``) is looked at in 64 backwards, and at powers of two;
 what a list keeps of weights (``kept_weights.py``) in the first 16, and at powers of two.
 
 And an array over a parameter's memory into which an average of the same parameter is mixed: looked at where the
@@ -60,8 +60,7 @@ from gradsan.record.stacks import is_own_file, is_user_file, symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
 if TYPE_CHECKING:
-    from gradsan.detect.one_tensor.best_values import BestValues
-    from gradsan.detect.one_tensor.kept_weights import KeptWeights
+    from gradsan.detect.one_tensor.kept_weights import BestValues, KeptWeights
 
 ROW, LISTED, SHARED = "kept_gradient_changed", "gradients_are_one", "gradient_of_two"
 COPIED = "gradient_collected"
@@ -267,8 +266,7 @@ class KeptReferences(Finder):
         """Report what was kept beside the best score so far, and has changed with a parameter since."""
         running = list(_program_frames(sys._getframe(1)))
         if self._best is None and any(map(_may_share, running)):
-            from gradsan.detect.one_tensor.best_values import BestValues
-            from gradsan.detect.one_tensor.kept_weights import KeptWeights
+            from gradsan.detect.one_tensor.kept_weights import BestValues, KeptWeights
 
             self._best, self._weights = BestValues(), KeptWeights()
         if self._best is not None:

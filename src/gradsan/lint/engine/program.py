@@ -28,7 +28,7 @@ from gradsan.lint.engine.values import (
     Tensor,
     Value,
 )
-from gradsan.source.identifiers import dropped_updates
+from gradsan.source.flow.reaching import dropped_updates
 
 _MODULE_STATEMENTS = 4_000
 _FUNCTION_STATEMENTS = 1_200

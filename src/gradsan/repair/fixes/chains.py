@@ -15,6 +15,7 @@ from itertools import combinations
 from gradsan.model import Diagnosis, Fix, Label, Message, Site
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.repair.fixes.steps import reorder_step
+from gradsan.source.locate import at_span
 from gradsan.source.rewrite.asked import keep_graph_from
 from gradsan.source.rewrite.given import networks_of, stepped_optimizer
 from gradsan.source.rewrite.moving import is_whole_lines
@@ -167,14 +168,7 @@ def _steps_until(first: Label, used: Label) -> list[Label]:
         optimizer = stepped_optimizer(source, node)
         if optimizer is None or not is_cleared(source, optimizer):
             continue
-        at = source.span(node)
-        frame = replace(
-            frames[depth[-1]],
-            line=at.line,
-            column=at.column,
-            end_line=at.end_line,
-            end_column=at.end_column,
-        )
+        frame = at_span(frames[depth[-1]], source.span(node))
         found.append(replace(written, frame=frame, site=Site((*frames[: depth[-1]], frame))))
     return found
 

@@ -12,7 +12,7 @@ from gradsan import source
 from gradsan.diagnose.build import COLLECTED
 from gradsan.model import Diagnosis, Fix, Label, Lines, Message
 from gradsan.repair.fixes import _blocks as blocks
-from gradsan.source.change import Change, Edit, changed_lines, edited, text_with
+from gradsan.source.change import Change, Edit, changed_lines, edited, indentation_of, text_with
 from gradsan.source.flow.collected import is_kept_each_round
 from gradsan.source.flow.targets import Target, target_at, written_expression
 from gradsan.source.flow.writing import reads_gradient, writing_at
@@ -26,7 +26,7 @@ from gradsan.source.rewrite.out_of_place import out_of_place, recorded
 from gradsan.source.rewrite.rebinding import can_rebind, notes_on_rebinding
 from gradsan.source.rewrite.scatter import mask_out_of_place, part_out_of_place
 from gradsan.source.rewrite.suggest import clone_before
-from gradsan.source.tree import SourceFile, indentation_of
+from gradsan.source.tree import SourceFile
 
 
 def clone_before_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:

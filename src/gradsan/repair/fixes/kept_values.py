@@ -27,14 +27,14 @@ from gradsan.repair.fixes._kept_parts import (
     spelled,
     without_cut,
 )
-from gradsan.source.change import Edit, changed_lines, edited, edited_lines, text_with
+from gradsan.source.change import Edit, changed_lines, edited, edited_lines, indentation_of, text_with
 from gradsan.source.flow.bindings import method_receiver
 from gradsan.source.flow.kept import is_kept_here, kept_since
 from gradsan.source.identifiers import chain_key, leaf_name, local_nodes
 from gradsan.source.locate import Statement, statement_at
 from gradsan.source.rewrite.moving import is_whole_lines, names_read
 from gradsan.source.rewrite.renewing import constructs, draws_again
-from gradsan.source.tree import SourceFile, indentation_of
+from gradsan.source.tree import SourceFile
 
 WORDS, CUT, _CUT = "recompute_from_kept", "detach_kept", "help.build_without_graph"
 AGAIN = f"fix.{WORDS}"

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 
 from gradsan.model import Diagnosis, Fix, Label, NamedTensor
 from gradsan.repair.fixes import _blocks as blocks
-from gradsan.source.change import Edit, text_with
+from gradsan.source.change import Edit, indentation_of, text_with
 from gradsan.source.identifiers import chain_key
 from gradsan.source.rewrite.moving import is_whole_lines, names_bound, names_read
 from gradsan.source.rewrite.renewing import draws_again
-from gradsan.source.tree import SourceFile, Span, indentation_of
+from gradsan.source.tree import SourceFile, Span
 
 ONCE, APART = "fix.step_after_loop", "fix.step_after_loop_apart"
 """The message keys of one step for the sum of all losses, and of one for each."""

@@ -215,9 +215,8 @@ def _binding(label: Label) -> tuple[SourceFile, ast.Assign, str] | None:
 
 def _is_read_before(source: SourceFile, made: ast.Assign, end: ast.stmt) -> bool:
     """Whether a statement between ``made`` and ``end`` may read what ``made`` binds: all in one block, else True."""
-    (parent, field), other = source.parents[made], source.parents[end]
-    block = getattr(parent, field, None)
-    if other != (parent, field) or not isinstance(block, list):
+    block = source.block(made)
+    if end not in block:
         return True
     between, names = block[block.index(made) + 1 : block.index(end)], assigned_names(made)
     inner = (one for node in between for one in ast.walk(node) if isinstance(one, ast.Name | ast.Attribute))

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
-from gradsan.source.change import Change, Edit, changed_lines, edited
+from gradsan.source.change import Change, Edit, changed_lines, edited, indentation_of
 from gradsan.source.identifiers import leaf_name
 from gradsan.source.imports import torch_name
 from gradsan.source.locate import Statement, statement_at
 from gradsan.source.rewrite.numerics.reductions import nothing_to_average
-from gradsan.source.tree import SourceFile, indentation_of
+from gradsan.source.tree import SourceFile
 
 
 def leave_out_empty(diagnosis: Diagnosis) -> tuple[Fix, ...]:

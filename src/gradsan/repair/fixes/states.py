@@ -17,7 +17,7 @@ from gradsan.diagnose.names import shared_level
 from gradsan.model import Diagnosis, Fix, Frame, Label
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.repair.fixes._kept_parts import own_attribute
-from gradsan.source.change import Edit, apply_change, changed_lines, text_with
+from gradsan.source.change import Edit, apply_change, changed_lines, indentation_of, text_with
 from gradsan.source.flow.modules import DETACHED, Shape, object_cut
 from gradsan.source.flow.rounds import in_same_function, shape_bound_at
 from gradsan.source.flow.targets import target_at
@@ -28,7 +28,7 @@ from gradsan.source.methods import ADDING, is_inplace_method
 from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.rewrite.out_of_place import out_of_place
 from gradsan.source.rewrite.suggest import detach_at
-from gradsan.source.tree import FunctionNode, SourceFile, Span, indentation_of
+from gradsan.source.tree import FunctionNode, SourceFile, Span
 
 _CAUSES = frozenset({"freed_state_carried_over", "state_carried_over"})
 

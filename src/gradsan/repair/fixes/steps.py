@@ -13,12 +13,13 @@ from dataclasses import replace
 from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.repair.fixes._parameter_uses import HANDING_ON, clears, hands_on
+from gradsan.source.change import indentation_of
 from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import statement_at
 from gradsan.source.methods import BACKWARDS
 from gradsan.source.rewrite.given import have_a_common_part, networks_of, parameters_of, stepped_optimizer
 from gradsan.source.rewrite.moving import is_whole_lines, move_behind
-from gradsan.source.tree import SourceFile, indentation_of
+from gradsan.source.tree import SourceFile
 
 CALL_FIRST = "fix.reorder_calls"
 """The message key of a later call of a helper moved before an earlier one."""

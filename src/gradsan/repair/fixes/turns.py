@@ -14,11 +14,12 @@ from gradsan.model import Diagnosis, Fix
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.repair.fixes._parameter_uses import hands_on
 from gradsan.repair.fixes.chains import is_cleared
+from gradsan.source.change import indentation_of
 from gradsan.source.identifiers import leaf_name, standing_of
 from gradsan.source.methods import BACKWARDS
 from gradsan.source.rewrite.given import have_a_common_part, networks_of, stepped_optimizer, steps_schedule_of
 from gradsan.source.rewrite.moving import is_whole_lines, names_bound
-from gradsan.source.tree import SourceFile, indentation_of
+from gradsan.source.tree import SourceFile
 
 FIRST, HELD = "fix.turn_first", "fix.steps_held"
 """The message keys of a turn moved up, and of steps taken after the last backward."""

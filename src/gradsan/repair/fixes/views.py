@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gradsan.model import Diagnosis, Fix, Label, Lines
 from gradsan.repair.fixes import _blocks as blocks
-from gradsan.source.change import Change, Edit, changed_lines, text_with
+from gradsan.source.change import Change, Edit, changed_lines, indentation_of, text_with
 from gradsan.source.flow.cuts import mode_of
 from gradsan.source.flow.targets import written_expression
 from gradsan.source.identifiers import chain_key, leaf_name, local_nodes
@@ -23,7 +23,7 @@ from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.rewrite.out_of_place import out_of_place
 from gradsan.source.rewrite.scatter import part_out_of_place
 from gradsan.source.rewrite.suggest import clone_before
-from gradsan.source.tree import SourceFile, indentation_of, read_source
+from gradsan.source.tree import SourceFile, read_source
 
 _FOLDERS_UP = 3
 _SAFE_TO_READ_TWICE = (ast.Name, ast.Attribute)
@@ -195,8 +195,7 @@ def _returned_by_call(made: Label, diagnosis: Diagnosis) -> Iterator[blocks.Plac
     given = value.elts if isinstance(value, ast.Tuple) else [value]
     view = given[position] if len(given) == len(bound) else None
     for node in (one for one in nodes if isinstance(one, ast.Assign | ast.Return)):
-        parent, field = source.parents[node]
-        block = getattr(parent, field)
+        block = source.block(node)
         is_bound = isinstance(view, ast.Name) and view.id in blocks.names_bound(node)
         if is_bound or (isinstance(node, ast.Return) and view is not None and not isinstance(view, ast.Name)):
             yield blocks.Placed(source, block, node, block.index(node))

@@ -14,7 +14,8 @@ from gradsan.source.flow.scopes import arguments_of
 from gradsan.source.flow.targets import aliased_expression, operand_expressions
 from gradsan.source.identifiers import (
     assigned_names,
-    bindings_of,
+    assigned_pairs,
+    bindings_in,
     chain_key,
     consumed_names,
     dotted_path,
@@ -185,8 +186,8 @@ def set_back(source: SourceFile, target: ast.expr) -> str | None:
     scope, name = source.function(target) or source.module, chain_key(target)
     if isinstance(scope, ast.Lambda):
         return None
-    nodes = [one for one in local_nodes(scope) if isinstance(one, ast.stmt) and not isinstance(one, ast.AugAssign)]
-    bound = [one.value for node in nodes for one in bindings_of(node) if one.name == name]
+    nodes = (one for one in local_nodes(scope) if not isinstance(one, ast.AugAssign))
+    bound = [one.value for one in bindings_in(nodes, name)]
     value = bound[0] if isinstance(target, ast.Name) and len(bound) == 1 else None
     if not isinstance(value, ast.Call) or leaf_name(value.func) != "getattr" or len(value.args) != 2:
         return None
@@ -276,13 +277,9 @@ def is_just_made(source: SourceFile, node: ast.expr) -> bool:
 
 def bound_parts(node: ast.Assign) -> Iterator[tuple[ast.Name, ast.Subscript]]:
     """Names with the elements of something else that an assignment binds them to."""
-    for target in node.targets:
-        pairs = [(target, node.value)]
-        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-            pairs = list(zip(target.elts, node.value.elts, strict=False))
-        for one, value in pairs:
-            if isinstance(one, ast.Name) and isinstance(value, ast.Subscript):
-                yield one, value
+    for one, value in assigned_pairs(node):
+        if isinstance(one, ast.Name) and isinstance(value, ast.Subscript):
+            yield one, value
 
 
 def overlap(one: ast.Subscript, other: ast.Subscript) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from gradsan.model import Frame
@@ -17,6 +17,7 @@ from gradsan.source.flow.scopes import arguments_of, as_key
 from gradsan.source.identifiers import (
     Binding,
     assigned_names,
+    bindings_in,
     bindings_of,
     binds,
     chain_key,
@@ -25,7 +26,7 @@ from gradsan.source.identifiers import (
     local_nodes,
     parameters,
 )
-from gradsan.source.locate import Statement, expression_at, expressions_at, frame_of, statement_at
+from gradsan.source.locate import Statement, at_span, expression_at, expressions_at, frame_of, statement_at
 from gradsan.source.methods import (
     ADDING,
     ALIASING_ATTRIBUTES,
@@ -150,11 +151,9 @@ def _across_methods(statement: Statement) -> Iterator[tuple[str, ast.stmt]]:
                 continue
             if other.name in _BEFORE_ANY_CALL or parameters(other)[:1] != own:
                 continue
-            for node in local_nodes(other):
-                if isinstance(node, ast.stmt):
-                    for binding in bindings_of(node):
-                        if _concerns(binding.name, name) and _carries_graph(source, binding):
-                            yield name, node
+            for binding in bindings_in(local_nodes(other)):
+                if _concerns(binding.name, name) and _carries_graph(source, binding):
+                    yield name, binding.statement
 
 
 def _within_comprehensions(statement: Statement) -> Iterator[tuple[str, ast.stmt]]:
@@ -224,12 +223,8 @@ def _carries_graph(source: SourceFile, binding: Binding) -> bool:
 def _is_bound_otherwise(source: SourceFile, binding: Binding) -> bool:
     """Whether anything but augmented assignments gives the name a graph, so that ``h *= 0.5`` passes it on."""
     scope = source.function(binding.statement) or source.module
-    return any(
-        other.name == binding.name and not isinstance(node, ast.AugAssign) and _carries_graph(source, other)
-        for node in local_nodes(scope)
-        if isinstance(node, ast.stmt)
-        for other in bindings_of(node)
-    )
+    nodes = (one for one in local_nodes(scope) if not isinstance(one, ast.AugAssign))
+    return any(_carries_graph(source, other) for other in bindings_in(nodes, binding.name))
 
 
 def _is_cut(value: ast.expr) -> bool:
@@ -281,9 +276,7 @@ def bound_name(frames: Sequence[Frame]) -> tuple[str, Frame] | None:
         names = [one.name for one in bindings_of(statement.node) if one.value is found.node]
         if len(names) != 1:
             return None
-        span = statement.span
-        place = replace(frame, line=span.line, column=span.column, end_line=span.end_line, end_column=span.end_column)
-        return names[0], place
+        return names[0], at_span(frame, statement.span)
     return None
 
 

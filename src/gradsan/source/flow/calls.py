@@ -27,7 +27,7 @@ from gradsan.source.identifiers import (
     local_nodes,
     parameters,
 )
-from gradsan.source.locate import Statement, expression_at, expressions_at, statement_at
+from gradsan.source.locate import Statement, call_at, expression_at, statement_at
 from gradsan.source.tree import FunctionNode, SourceFile, read_source
 
 # A module's forward is reached by calling the module itself.
@@ -75,8 +75,8 @@ def _past_checkpoint(call: ast.Call) -> ast.Call:
 
 def called_expression(frame: Frame) -> str | None:
     """The callee of the call at ``frame``, ``self.final`` of ``self.final(x)``; None where there is not exactly one."""
-    calls = [(one.source, one.node.func) for one in expressions_at(frame) if isinstance(one.node, ast.Call)]
-    return calls[0][0].text(calls[0][1]) if len(calls) == 1 else None
+    found = call_at(frame)
+    return None if found is None else found[0].text(found[1].func)
 
 
 def first_argument(frame: Frame) -> str | None:

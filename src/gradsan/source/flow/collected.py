@@ -316,8 +316,7 @@ def kept_before(statement: Statement, written: str) -> tuple[ast.stmt, str, ast.
     node = statement.node
     called = node.value.func if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
     is_update = isinstance(node, ast.AugAssign) or (isinstance(called, ast.Attribute) and called.attr in _UPDATES)
-    parent, block = statement.source.parents[node]
-    before = getattr(parent, block)[: getattr(parent, block).index(node)] if is_update else []
+    before = statement.source.ahead(node) if is_update else []
     kept: tuple[ast.stmt, str, ast.expr] | None = None
     for one in reversed(before):
         found = _list_that_keeps(one, written)

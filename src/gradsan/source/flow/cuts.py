@@ -33,7 +33,7 @@ from gradsan.source.identifiers import (
     local_nodes,
     standing_of,
 )
-from gradsan.source.locate import expression_at, frame_of, statement_at
+from gradsan.source.locate import at_span, expression_at, frame_of, statement_at
 from gradsan.source.methods import METADATA
 from gradsan.source.tree import FunctionNode, SourceFile, header_nodes, read_source
 
@@ -300,10 +300,7 @@ def grad_switched_off(frames: Sequence[Frame]) -> Frame | None:
         ]
         before = [call for call in calls if call.lineno < frame.line]
         if before:
-            span = statement.source.span(max(before, key=lambda call: call.lineno))
-            return replace(
-                frame, line=span.line, column=span.column, end_line=span.end_line, end_column=span.end_column
-            )
+            return at_span(frame, statement.source.span(max(before, key=lambda call: call.lineno)))
     return None
 
 

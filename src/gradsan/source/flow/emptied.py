@@ -9,7 +9,15 @@ from gradsan.model import Frame
 from gradsan.source.change import Change
 from gradsan.source.flow.collected import adding_calls, adds_to, is_bounded
 from gradsan.source.flow.rounds import after_round, deque_made
-from gradsan.source.identifiers import bindings_of, chain_key, constant_key, consumed_names, leaf_name, local_nodes
+from gradsan.source.identifiers import (
+    assigned_pairs,
+    bindings_of,
+    chain_key,
+    constant_key,
+    consumed_names,
+    leaf_name,
+    local_nodes,
+)
 from gradsan.source.locate import Statement, statement_at
 from gradsan.source.tree import FunctionNode, SourceFile, header_nodes
 
@@ -63,8 +71,7 @@ def is_drawn_by_chance(frame: Frame, name: str) -> bool:
 def _beside(source: SourceFile, call: ast.Call) -> Iterator[str]:
     """The lists that the statements of the same block add to."""
     statement = source.statement(call)
-    parent, field = source.parents[statement] if statement is not None else (source.module, "body")
-    for node in getattr(parent, field):
+    for node in [] if statement is None else source.block(statement):
         other = adds_to(node.value) if isinstance(node, ast.Expr) else None
         if other is not None:
             yield other
@@ -196,8 +203,5 @@ def _empties(node: ast.stmt, last: str) -> bool:
         return any(isinstance(one, ast.Subscript) and chain_key(one.value) == name for one in node.targets)
     if not isinstance(node, ast.Assign):
         return False
-    pairs = [(target, node.value) for target in node.targets]
-    for target, value in list(pairs):
-        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
-            pairs += zip(target.elts, value.elts, strict=True)
-    return any(chain_key(target) == name and isinstance(value, ast.List) and not value.elts for target, value in pairs)
+    bound = (value for target, value in assigned_pairs(node) if chain_key(target) == name)
+    return any(isinstance(one, ast.List) and not one.elts for one in bound)

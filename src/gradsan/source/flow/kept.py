@@ -15,8 +15,8 @@ from gradsan.model import Frame
 from gradsan.source.change import Change, insert_after
 from gradsan.source.flow.modules import constructors
 from gradsan.source.flow.scopes import arguments_of
-from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, leaf_name, local_nodes
-from gradsan.source.locate import Statement, statement_at
+from gradsan.source.identifiers import assigned_names, bindings_in, chain_key, leaf_name, local_nodes
+from gradsan.source.locate import Statement, at_span, statement_at
 from gradsan.source.methods import CONTAINERS
 from gradsan.source.tree import SourceFile, header_nodes, read_source
 
@@ -156,9 +156,8 @@ def are_later_rounds(bound_at: Frame, used_at: Frame, updated: Sequence[Frame]) 
 def are_updated_alike(bound_at: Frame, used_at: Frame, updated: Sequence[Frame]) -> bool:
     """Whether that update is the same in every round of the loop: ``opt.step()``, not that of ``for opt in opts``."""
     for loop, update in _updates_in_rounds(bound_at, used_at, updated):
-        inside = [node for node in ast.walk(loop) if isinstance(node, ast.stmt)]
         roots = {node.id for node in header_nodes(update.node) if isinstance(node, ast.Name)}
-        if roots.isdisjoint(one.name for node in inside for one in bindings_of(node)):
+        if roots.isdisjoint(one.name for one in bindings_in(ast.walk(loop))):
             return True
     return False
 
@@ -308,10 +307,7 @@ def averaged_array(frame: Frame) -> tuple[str, str] | None:
     value: ast.expr | None = taken[0] if len(taken) == 1 else None
     while (isinstance(value, ast.Call | ast.Attribute) and chain_key(value) is None) or _is_alias(value):
         value = value.func if isinstance(value, ast.Call) else value.value if isinstance(value, ast.Attribute) else None
-    parent, block = statement.source.parents[node]
-    inside = getattr(parent, block)
-    at = inside.index(node)
-    before = inside[at - 1] if at else None
+    before = next(reversed(statement.source.ahead(node)), None)
     is_product = isinstance(before, ast.AugAssign) and isinstance(before.op, ast.Mult)
     is_mixed = is_product and isinstance(before, ast.AugAssign) and ast.unparse(before.target) == target
     is_difference = any(
@@ -336,8 +332,7 @@ def set_by_call(frame: Frame, path: str) -> Frame | None:
     if source is None or len(found) != 1:
         return None
     span, caller = source.span(found[0]), source.function(found[0])
-    place = replace(frame, line=span.line, column=span.column, end_line=span.end_line, end_column=span.end_column)
-    return replace(place, function=getattr(caller, "name", "<module>"))
+    return replace(at_span(frame, span), function=getattr(caller, "name", "<module>"))
 
 
 def _only_call(source: SourceFile, function: ast.FunctionDef) -> ast.Expr | None:
@@ -354,6 +349,6 @@ def _set_for(function: ast.FunctionDef, at: ast.Expr) -> set[str]:
         if isinstance(at.value, ast.Call)
         else {}
     )
-    bound = [one.name for node in local_nodes(function) if isinstance(node, ast.stmt) for one in bindings_of(node)]
-    parts = [(passed.get(root), rest) for root, dot, rest in (one.partition(".") for one in bound) if dot]
+    bound = (one.name.partition(".") for one in bindings_in(local_nodes(function)))
+    parts = [(passed.get(root), rest) for root, dot, rest in bound if dot]
     return {f"{owner}.{rest}" for owner, rest in parts if owner is not None}

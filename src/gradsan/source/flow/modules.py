@@ -12,6 +12,7 @@ from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.identifiers import (
     Binding,
+    bindings_in,
     bindings_of,
     chain_key,
     constant_key,
@@ -254,9 +255,7 @@ def object_cut(source: SourceFile, name: str) -> tuple[list[str], list[str]] | N
     last = name.rpartition(".")[2]
     made = {
         leaf_name(binding.value.func)
-        for node in source.nodes
-        if isinstance(node, ast.stmt)
-        for binding in bindings_of(node)
+        for binding in bindings_in(source.nodes)
         if isinstance(binding.value, ast.Call)
         and binding.name.rpartition(".")[2] == last
         and isinstance(binding.value.func, ast.Name)

@@ -9,13 +9,22 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from gradsan.model import Frame
-from gradsan.source.identifiers import Binding, bindings_of, chain_key, consumed_names, leaf_name, local_nodes
+from gradsan.source.identifiers import (
+    Binding,
+    bindings_in,
+    bindings_of,
+    chain_key,
+    consumed_names,
+    leaf_name,
+    local_nodes,
+    parameters,
+)
 from gradsan.source.locate import statement_at
-from gradsan.source.methods import BLANK
+from gradsan.source.methods import BLANK, is_inplace_name
 from gradsan.source.tree import FunctionNode, header_nodes
 
 State = dict[str, frozenset["Definition"]]
@@ -122,8 +131,8 @@ def keeps_binding(scope: FunctionNode | ast.Module, name: str, first: ast.AST, l
 def is_tensor_made_here(scope: FunctionNode | ast.Module, holder: ast.expr) -> bool:
     """Whether all that ``scope`` binds to a name are tensors that it makes: ``rows = torch.empty(n, d)``."""
     key = chain_key(holder)
-    statements = (one for one in local_nodes(scope) if isinstance(one, ast.stmt) and not isinstance(one, ast.AugAssign))
-    calls = [one.value for node in statements for one in bindings_of(node) if one.name == key and one.replaces]
+    nodes = (one for one in local_nodes(scope) if not isinstance(one, ast.AugAssign))
+    calls = [one.value for one in bindings_in(nodes) if one.name == key and one.replaces]
     return bool(calls) and all(isinstance(one, ast.Call) and leaf_name(one.func) in BLANK for one in calls)
 
 
@@ -241,12 +250,9 @@ def _bind(state: State, bindings: list[Binding]) -> State:
 
 def _everything_bound(body: list[ast.stmt]) -> State:
     state: State = {}
-    for outer in body:
-        for node in ast.walk(outer):
-            if isinstance(node, ast.stmt):
-                for binding in bindings_of(node):
-                    found = frozenset({Definition(binding.name, node)})
-                    state[binding.name] = state.get(binding.name, frozenset()) | found
+    for binding in bindings_in(node for outer in body for node in ast.walk(outer)):
+        found = frozenset({Definition(binding.name, binding.statement)})
+        state[binding.name] = state.get(binding.name, frozenset()) | found
     return state
 
 
@@ -344,3 +350,68 @@ def are_compared(node: ast.stmt, one: str, other: str) -> bool:
         if {one, other} <= {name.removesuffix(".detach()") for name in names}:
             return True
     return False
+
+
+_NEW_VALUES = frozenset({"add", "sub", "mul", "div", "lerp", "clamp", "addcmul", "addcdiv"})
+
+
+def dropped_updates(loop: ast.For | ast.AsyncFor, scope: ast.AST) -> dict[ast.Assign, str | None]:
+    """Assignments to a loop's variable, unread in ``scope``: ``p = p - g``; ``g = g / n`` has ``p.grad`` with it."""
+    bound = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
+    found = dict[ast.Assign, str | None]()
+    for node in _of_each_round(loop.body):
+        if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Name) and len(node.targets) == 1:
+            taken = None if target.id in bound else _taken_from(loop, target.id)
+            is_new = (taken or target.id in bound) and _is_new_value(node.value)
+            found |= {node: taken} if is_new and not _is_read(target.id, node, loop, scope) else {}
+    return found
+
+
+def _taken_from(loop: ast.For | ast.AsyncFor, name: str) -> str | None:
+    """``p.grad`` where a round binds ``name`` to that first, and to one other value later."""
+    named = [one for one in ast.walk(loop) if isinstance(one, ast.Name) and one.id == name]
+    first = min(named, key=lambda one: (one.lineno, one.col_offset))
+    given = (one.value for one in _of_each_round(loop.body) if isinstance(one, ast.Assign) and one.targets == [first])
+    held = chain_key(next(given, first)) or ""
+    stores = [one for one in named if isinstance(one.ctx, ast.Store)]
+    is_deleted = any(isinstance(one.ctx, ast.Del) for one in named)
+    return held if len(stores) == 2 and not is_deleted and held.endswith((".grad", ".data")) else None
+
+
+def _of_each_round(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for node in body:
+        yield node
+        if isinstance(node, ast.If | ast.With):
+            yield from _of_each_round([*node.body, *getattr(node, "orelse", ())])
+
+
+def _is_new_value(value: ast.expr) -> bool:
+    calls = [one for one in ast.walk(value) if isinstance(one, ast.Call)]
+    is_new = isinstance(value, ast.BinOp) or (isinstance(value, ast.Call) and leaf_name(value.func) in _NEW_VALUES)
+    writes = (
+        is_inplace_name(leaf_name(one.func) or "") or any(it.arg == "out" for it in one.keywords) for one in calls
+    )
+    return is_new and not any(writes)
+
+
+def _is_read(name: str, node: ast.Assign, loop: ast.For | ast.AsyncFor, scope: ast.AST) -> bool:
+    """Whether anything may read ``name`` after ``node``, other than what binds it anew (a loop, a parameter)."""
+    nodes, inside = list(ast.walk(scope)), set(ast.walk(loop))
+    keeps = any(isinstance(one, ast.Global | ast.Nonlocal) and name in one.names for one in nodes)
+    if keeps or any(isinstance(one, ast.FunctionDef | ast.Lambda) for one in inside):
+        return True
+    apart: set[ast.AST] = set(ast.walk(node.value))
+    for one in nodes:
+        targets = [part.target for part in (one, *getattr(one, "generators", ())) if isinstance(part, _BINDERS)]
+        is_own = isinstance(one, ast.FunctionDef | ast.Lambda) and name in parameters(one)
+        if is_own or name in {leaf_name(part) for at in targets for part in ast.walk(at)}:
+            apart.update(() if loop in (within := set(ast.walk(one))) else within)
+    reads = [one for one in nodes if isinstance(one, ast.Name) and one.id == name and isinstance(one.ctx, ast.Load)]
+    # An outer loop reads in its next iteration what the last one has bound.
+    around = [one for one in nodes if isinstance(one, ast.For | ast.AsyncFor | ast.While) and loop in ast.walk(one)]
+    again = {part for one in around if one is not loop for part in ast.walk(one)} - inside
+    later = (one for one in reads if one.lineno >= node.lineno or one in again)
+    return not apart.issuperset(later) or apart.isdisjoint(reads)
+
+
+_BINDERS = (ast.For, ast.AsyncFor, ast.comprehension)

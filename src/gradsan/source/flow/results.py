@@ -7,6 +7,7 @@ import ast
 from gradsan.model import Frame
 from gradsan.source.flow.collected import any_keepers, result_keepers
 from gradsan.source.flow.kept import assignments
+from gradsan.source.flow.reaching import dropped_updates
 from gradsan.source.flow.reuse import (
     SecondName,
     definitions_at,
@@ -16,15 +17,7 @@ from gradsan.source.flow.reuse import (
     statements_of,
 )
 from gradsan.source.flow.rounds import walked_over
-from gradsan.source.identifiers import (
-    assigned_names,
-    bindings_of,
-    chain_key,
-    dropped_updates,
-    leaf_name,
-    local_nodes,
-    parameters,
-)
+from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, leaf_name, local_nodes, parameters
 from gradsan.source.locate import Expression, Statement, expression_at, statement_at
 from gradsan.source.methods import LIST_ADDS
 from gradsan.source.tree import ScopeNode, read_source

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, add_keyword, checked, insert_after, insert_before
@@ -13,12 +13,14 @@ from gradsan.source.flow.reaching import runs_more_often
 from gradsan.source.flow.targets import aliased_expression
 from gradsan.source.identifiers import (
     assigned_names,
+    bindings_in,
     bindings_of,
     binds,
     chain_key,
     consumed_names,
     leaf_name,
     local_nodes,
+    walks,
 )
 from gradsan.source.locate import frame_of, scope_of, statement_at
 from gradsan.source.methods import ADDING, is_inplace_method
@@ -279,23 +281,12 @@ def walked_over(frame: Frame, name: str) -> tuple[str, bool]:
     inner = [] if statement is None else [one for one in ast.walk(statement.node) if isinstance(one, ast.comprehension)]
     outer = () if statement is None else (one for one in statement.loops if not isinstance(one, ast.While))
     for loop in (*inner, *reversed(tuple(outer))):
-        for one, given in _walks(loop.target, loop.iter):
+        for one, given in walks(loop.target, loop.iter):
             if any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(one)):
                 asked = given.func if isinstance(given, ast.Call) else None
                 owner = asked.value if isinstance(asked, ast.Attribute) else None
                 return chain_key(owner or given) or name, owner is not None
     return name, False
-
-
-def _walks(target: ast.expr, walked: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Each target of a loop with what gives its values, inside ``zip`` and ``enumerate``."""
-    called = leaf_name(walked.func) if isinstance(walked, ast.Call) else None
-    if isinstance(walked, ast.Call) and isinstance(target, ast.Tuple) and called in ("zip", "enumerate"):
-        targets = target.elts if called == "zip" else target.elts[1:]
-        for one, given in zip(targets, walked.args, strict=False):
-            yield from _walks(one, given)
-    else:
-        yield target, walked
 
 
 def _common_block(source: SourceFile, nodes: Sequence[ast.stmt]) -> list[ast.stmt]:
@@ -340,16 +331,8 @@ def _cut(source: SourceFile, name: str, shape: Shape) -> str:
 def deque_made(source: SourceFile, name: str) -> ast.Call | None:
     """The call of ``deque`` by which ``name``, or an attribute of that name, is made; None where it is no deque."""
     last = name.rpartition(".")[2]
-    for node in source.nodes:
-        for binding in bindings_of(node) if isinstance(node, ast.stmt) else ():
-            made = binding.value
-            if (
-                isinstance(made, ast.Call)
-                and leaf_name(made.func) == "deque"
-                and binding.name.rpartition(".")[2] == last
-            ):
-                return made
-    return None
+    made = (one.value for one in bindings_in(source.nodes) if one.name.rpartition(".")[2] == last)
+    return next((one for one in made if isinstance(one, ast.Call) and leaf_name(one.func) == "deque"), None)
 
 
 def _insert_behind(source: SourceFile, statement: ast.stmt, text: str, kind: str = "detach") -> Change | None:

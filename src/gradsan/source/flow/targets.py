@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -94,8 +93,7 @@ def mixed_operand(frame: Frame, op: str) -> tuple[str, str] | None:
     (operand, own, read), statement = _update_at(frame, op), statement_at(frame)
     if not isinstance(operand, ast.BinOp | ast.Call) or statement is None:
         return None
-    chains, (parent, block) = {read(one) for one in _parts_of(operand)}, statement.source.parents[statement.node]
-    near = list(itertools.takewhile(lambda one: one is not statement.node, getattr(parent, block)))[-1:]
+    chains, near = {read(one) for one in _parts_of(operand)}, statement.source.ahead(statement.node)[-1:]
     sums = [one for node in (*near, statement.node) for one in ast.walk(node) if isinstance(one, ast.BinOp)]
     rests = [one.right for one in sums if isinstance(one.op, ast.Div)]
     rests += [one.right for one in sums if isinstance(one.op, ast.Sub) and isinstance(one.left, ast.Constant)]

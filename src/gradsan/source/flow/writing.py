@@ -13,10 +13,18 @@ from gradsan.source.flow.bindings import last_binding
 from gradsan.source.flow.kept import assignments
 from gradsan.source.flow.reaching import reaching
 from gradsan.source.flow.targets import target_at, written_target
-from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, consumed_names, leaf_name, local_nodes
-from gradsan.source.locate import Expression, expression_at, expressions_at, statement_at
+from gradsan.source.identifiers import (
+    assigned_names,
+    bindings_in,
+    bindings_of,
+    chain_key,
+    consumed_names,
+    leaf_name,
+    local_nodes,
+)
+from gradsan.source.locate import Expression, at_span, expression_at, expressions_at, statement_at
 from gradsan.source.methods import augmented_names, is_inplace_method, is_inplace_name
-from gradsan.source.tree import SourceFile, Span, header_nodes
+from gradsan.source.tree import SourceFile, header_nodes
 
 _STEPS_BACK = 4
 """Number of consecutive bindings through which a value is followed back."""
@@ -167,10 +175,8 @@ def written_root(node: ast.stmt) -> str | None:
 
 def writes_beside(source: SourceFile, node: ast.stmt) -> list[ast.stmt]:
     """The statement, and those of its block that write the same variable in place, in order."""
-    root, (parent, field) = written_root(node), source.parents[node]
-    block = getattr(parent, field, None)
-    beside = block if isinstance(block, list) and root is not None else [node]
-    return [one for one in beside if one is node or written_root(one) == root]
+    root = written_root(node)
+    return [one for one in source.block(node) if one is node or (root is not None and written_root(one) == root)]
 
 
 def _possible_operations(place: Expression) -> list[str]:
@@ -217,17 +223,8 @@ def _made(source: SourceFile, node: ast.stmt, name: str, like: Frame) -> Made | 
     if value is None:
         return None
     # A compound statement's own span would cover its whole block.
-    place: Span = source.span(value) if is_loop else source.span(node)
-    frame = replace(
-        like,
-        line=place.line,
-        function=like.function
-        if like.function.rsplit(".", 1)[-1] == source.scope_name(node)
-        else source.scope_name(node),
-        column=place.column,
-        end_line=place.end_line,
-        end_column=place.end_column,
-    )
+    frame, scope = at_span(like, source.span(value if is_loop else node)), source.scope_name(node)
+    frame = frame if like.function.rsplit(".", 1)[-1] == scope else replace(frame, function=scope)
     return Made(frame, source.text(value), is_loop, _names_in_turn(node))
 
 
@@ -307,13 +304,7 @@ def _number(node: ast.expr, source: SourceFile | None = None) -> float | None:
 
 def _number_bound(source: SourceFile, name: str) -> float | None:
     """The one number that a file binds a name to, by assignments and as the default of an argument."""
-    values = [
-        one.value
-        for node in source.nodes
-        if isinstance(node, ast.stmt)
-        for one in bindings_of(node)
-        if one.name == name
-    ]
+    values = [one.value for one in bindings_in(source.nodes, name)]
     for node in source.nodes:
         if isinstance(node, ast.arguments):
             given = [*node.posonlyargs, *node.args]

@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass
 
 from gradsan.model import Frame
-from gradsan.source.change import Change, Edit, edited
+from gradsan.source.change import Change, edited, followed
 from gradsan.source.flow.kept import as_python, frame_at_node
 from gradsan.source.identifiers import leaf_name
 from gradsan.source.methods import KEEPS_ONE
@@ -111,13 +111,6 @@ def _single(value: ast.expr) -> ast.expr | None:
 
 def value_detached(source: SourceFile, value: ast.expr) -> Change | None:
     """The statement with ``.detach()`` at a value, which gets parentheses where it is an operation."""
-    span = source.span(value)
-    if isinstance(value, ast.BinOp | ast.UnaryOp):
-        edits = [
-            Edit.before(span, "("),
-            Edit.after(span, ").detach()"),
-        ]
-        return edited(source, edits, "detach")
-    if not isinstance(value, _SIMPLE):
+    if not isinstance(value, (ast.BinOp, ast.UnaryOp, *_SIMPLE)):
         return None
-    return edited(source, [Edit.after(span, ".detach()")], "detach")
+    return edited(source, followed(source, value, ".detach()"), "detach")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gradsan.model import Frame
 from gradsan.source.flow.cuts import Cut, cuts_of_value, mode_around, mode_of_decorators
+from gradsan.source.flow.kept import frame_at_node
 from gradsan.source.flow.scopes import Live, Scope
 from gradsan.source.identifiers import chain_key, is_name, leaf_name, local_nodes, parameters
-from gradsan.source.locate import statement_at
 from gradsan.source.tree import FunctionNode, SourceFile, read_source
 
 _ALL_OF_THEM = frozenset({
@@ -57,8 +57,8 @@ def uses_in(definition: Frame, attribute: str) -> tuple[Used, ...] | None:
             called = methods.get(node.attr)
             if node.attr == attribute:
                 mode = mode_around(source, node, function) or mode_of_decorators(function)
-                place = None if mode is None else _frame(source, definition, mode[1])
-                found.append(Used(_frame(source, definition, node), place))
+                place = None if mode is None else frame_at_node(source, definition, mode[1])
+                found.append(Used(frame_at_node(source, definition, node), place))
             elif called is not None and called not in met:
                 met.add(called)
                 waiting.append(called)
@@ -78,7 +78,7 @@ def bound_in_class(definition: Frame, attribute: str) -> Frame | None:
         if (isinstance(node, ast.Assign) and any(chain_key(one) == f"self.{attribute}" for one in node.targets))
         or (isinstance(node, ast.Expr) and _registers(node.value, attribute))
     ]
-    return _frame(source, definition, bound[0]) if len(bound) == 1 else None
+    return frame_at_node(source, definition, bound[0]) if len(bound) == 1 else None
 
 
 def _registers(node: ast.expr, attribute: str) -> bool:
@@ -96,13 +96,6 @@ def _defined_at(source: SourceFile, definition: Frame) -> FunctionNode | None:
             if first == definition.line:
                 return node
     return None
-
-
-def _frame(source: SourceFile, like: Frame, node: ast.AST) -> Frame:
-    span = source.span(node)
-    place = statement_at(replace(like, line=span.line, column=span.column))
-    function = like.function if place is None else source.scope_name(place.node)
-    return Frame(like.file, span.line, function, span.column, span.end_line, span.end_column, True)
 
 
 _RETURN_A_LOSS = frozenset({"compute_loss", "training_step"})

@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-from dataclasses import replace
 
 from gradsan.heuristics import is_step_function
 from gradsan.model import Frame
 from gradsan.source.flow.reaching import binding_at, reaching
 from gradsan.source.identifiers import Binding, assigned_pairs, binds, chain_key, consumed_names, leaf_name, local_nodes
-from gradsan.source.locate import Statement, expression_at, statement_at
+from gradsan.source.locate import Statement, at_line, expression_at, statement_at
 from gradsan.source.methods import METADATA
 from gradsan.source.tree import FunctionNode, SourceFile, header_nodes
 
@@ -308,7 +307,7 @@ def detached_for_copy(frame: Frame, name: str) -> tuple[Frame, str, tuple[str, .
     kept = [consumed_names(one) for one in later if _is_outlived(one, name)]
     others = {other for one in kept if name in one for other in one if other != name}
     beside = tuple(one for one in sorted(others) if _is_detached(binding_at(frame, one)))
-    place = replace(frame, line=bound.statement.lineno, column=None, end_line=None, end_column=None)
+    place = at_line(frame, bound.statement.lineno)
     return (place, detached, beside) if beside else None
 
 

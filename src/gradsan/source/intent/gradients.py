@@ -5,15 +5,14 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
 from gradsan.model import Frame
 from gradsan.source.flow.collected import is_inside
 from gradsan.source.flow.reaching import reaching
 from gradsan.source.flow.reuse import SecondName, definitions_at, reads_value, statements_of
-from gradsan.source.identifiers import assigned_names, chain_key, consumed_names, leaf_name, local_nodes
+from gradsan.source.identifiers import assigned_names, chain_key, consumed_names, leaf_name, local_nodes, walks
 from gradsan.source.intent.flags import is_gradient_read
-from gradsan.source.locate import Statement, statement_at
+from gradsan.source.locate import Statement, at_line, statement_at
 from gradsan.source.methods import ADDING, FUNCTIONS_MAKING_NEW, MAKING_NEW
 from gradsan.source.tree import ScopeNode, header_nodes, read_source
 
@@ -273,10 +272,7 @@ def is_summed_with_gradient(node: ast.stmt, name: str) -> bool:
     """Whether a statement adds ``name``, or a loop over ``zip(…, name)`` its item, to some ``.grad``; or subtracts."""
     names, parts = {name}, [] if not isinstance(node, ast.For) else list(ast.walk(node.iter))
     if isinstance(node, ast.For) and any(chain_key(one) == name for one in parts):
-        is_zip = isinstance(node.iter, ast.Call) and leaf_name(node.iter.func) == "zip"
-        given = node.iter.args if isinstance(node.iter, ast.Call) and is_zip else [node.iter]
-        targets = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
-        names = {chain_key(one) or "" for one, of in zip(targets, given, strict=False) if chain_key(of) == name}
+        names = {chain_key(one) or "" for one, of in walks(node.target, node.iter) if chain_key(of) == name}
     sums = (one for one in ast.walk(node) if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Add | ast.Sub))
     for left, right in ((one.left, one.right) for one in sums):
         for one, other in ((left, right), (right, left)):
@@ -332,8 +328,7 @@ def left_out(frame: Frame, names: Iterable[str]) -> Iterator[tuple[str, Frame | 
             is_all = sum(part.id == name and isinstance(part.ctx, ast.Load) for part in inside) == loads[name]
             is_sum = not any(chain_key(one.targets[0]) in outer or _is_passed_on(one.value, name) for one in reading)
             if reading and is_all and is_sum and all(_is_bound_for_nothing(scope, statements, one) for one in reading):
-                place = replace(frame, line=reading[0].lineno, column=None, end_line=None, end_column=None)
-                yield name, place
+                yield name, at_line(frame, reading[0].lineno)
 
 
 def _is_passed_on(value: ast.expr, name: str) -> bool:

@@ -12,7 +12,16 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from gradsan.model import Frame, Lines
-from gradsan.source.change import Change, Edit, changed_lines, edited, insert_after, insert_before, with_keyword
+from gradsan.source.change import (
+    Change,
+    Edit,
+    changed_lines,
+    edited,
+    followed,
+    insert_after,
+    insert_before,
+    with_keyword,
+)
 from gradsan.source.flow.cuts import cut_of, mode_around, mode_of_decorators
 from gradsan.source.flow.reaching import reaching
 from gradsan.source.flow.rounds import keep_graph
@@ -28,10 +37,8 @@ from gradsan.source.identifiers import (
 )
 from gradsan.source.imports import torch_name
 from gradsan.source.intent.gradients import holders
-from gradsan.source.locate import Expression, Statement, expression_at, expressions_at, statement_at
+from gradsan.source.locate import Expression, Statement, call_at, expression_at, expressions_at, statement_at
 from gradsan.source.tree import SourceFile, header_nodes
-
-_TAKES_METHOD = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)
 
 
 def differentiated(frame: Frame) -> str | None:
@@ -43,28 +50,17 @@ def differentiated(frame: Frame) -> str | None:
 def sum_differentiated(frame: Frame) -> Change | None:
     """``autograd.grad(u.sum(), x)`` for ``autograd.grad(u, x)``."""
     found = _outputs(frame)
-    return None if found is None else edited(found[0], _called(*found, ".sum()"), "sum_differentiated")
+    return None if found is None else edited(found[0], followed(*found, ".sum()"), "sum_differentiated")
 
 
 def _outputs(frame: Frame) -> tuple[SourceFile, ast.expr] | None:
-    calls = [
-        (place.source, place.node)
-        for place in expressions_at(frame)
-        if isinstance(place.node, ast.Call) and leaf_name(place.node.func) == "grad"
-    ]
-    if len(calls) != 1:
+    found = call_at(frame, "grad")
+    if found is None:
         return None
-    source, call = calls[0]
+    source, call = found
     named = [one.value for one in call.keywords if one.arg == "outputs"]
     value = next(iter([*call.args[:1], *named]), None)
     return None if value is None or isinstance(value, ast.List | ast.Tuple | ast.Starred) else (source, value)
-
-
-def _called(source: SourceFile, value: ast.expr, method: str) -> list[Edit]:
-    span = source.span(value)
-    if isinstance(value, _TAKES_METHOD):
-        return [Edit.after(span, method)]
-    return [Edit.before(span, "("), Edit.after(span, f"){method}")]
 
 
 def keep_graph_from(frames: Sequence[Frame]) -> Lines:
@@ -102,7 +98,7 @@ def gradient_in_shape(frame: Frame, *, is_transposed: bool = False) -> Change | 
     if not isinstance(target, ast.Attribute) or target.attr != "grad":
         return None
     method = ".t()" if is_transposed else f".view_as({source.text(target.value)})"
-    return edited(source, _called(source, node.value, method), "gradient_in_shape")
+    return edited(source, followed(source, node.value, method), "gradient_in_shape")
 
 
 def passed_gradient_in_shape(frame: Frame, index: int, *, is_scalar: bool) -> Change | None:
@@ -119,8 +115,8 @@ def passed_gradient_in_shape(frame: Frame, index: int, *, is_scalar: bool) -> Ch
     names = _same_variable(source, gradient)
     alike = [one for one in others if isinstance(one[1], ast.Name) and one[1].id in names and _is_chain(one[0])]
     if not _is_chain(output):
-        return edited(source, _called(source, gradient, ".squeeze()"), "passed_in_shape") if is_scalar else None
-    edits = [edit for to, one in (first, *alike) for edit in _called(source, one, f".reshape_as({source.text(to)})")]
+        return edited(source, followed(source, gradient, ".squeeze()"), "passed_in_shape") if is_scalar else None
+    edits = [edit for to, one in (first, *alike) for edit in followed(source, one, f".reshape_as({source.text(to)})")]
     return edited(source, edits, "passed_in_shape")
 
 
@@ -185,7 +181,7 @@ def floating_from_start(frame: Frame) -> Change | None:
     is_set = any(leaf_name(one) in _DEFAULTS for one in source.nodes if isinstance(one, ast.Attribute | ast.Name))
     if leaf_name(call.func) == "Parameter" and len(call.args) == 1:
         made = f".to({torch}.get_default_dtype())" if is_set else ".float()"
-        return edited(source, _called(source, call.args[0], made), "floating")
+        return edited(source, followed(source, call.args[0], made), "floating")
     owner = call.func.value if isinstance(call.func, ast.Attribute) else None
     is_typed = any(one.arg in ("dtype", None) for one in call.keywords)
     if not isinstance(owner, ast.Name) or leaf_name(call.func) not in _MAKING or is_typed:
@@ -406,11 +402,9 @@ def _bound_by(node: ast.AST) -> list[Binding]:
 def retained(read: Frame, name: str) -> Change | None:
     """A line ``x.retain_grad()`` before the last backward of the block of ``read``, where ``x.grad`` is read."""
     statement = statement_at(read)
-    parent, field = (None, "") if statement is None else statement.source.parents[statement.node]
-    block = getattr(parent, field, None)
-    if statement is None or not isinstance(block, list):
+    if statement is None:
         return None
-    before = block[: block.index(statement.node)]
+    before = statement.source.ahead(statement.node)
     calls = (one for node in reversed(before) for one in header_nodes(node) if isinstance(one, ast.Call))
     call = next((one for one in calls if leaf_name(one.func) == "backward"), None)
     node = None if call is None else statement.source.statement(call)

@@ -6,12 +6,12 @@ import ast
 from collections.abc import Callable
 
 from gradsan.model import Frame
-from gradsan.source.change import Change, Edit, edited
+from gradsan.source.change import Change, Edit, edited, followed
 from gradsan.source.flow.aliases import share_memory
 from gradsan.source.flow.rounds import in_same_function
 from gradsan.source.flow.targets import written_expression
 from gradsan.source.identifiers import leaf_name
-from gradsan.source.locate import expressions_at, statement_at
+from gradsan.source.locate import call_at, statement_at
 from gradsan.source.methods import ALIASING_METHODS
 from gradsan.source.rewrite.rebinding import can_rebind
 from gradsan.source.tree import SourceFile
@@ -19,25 +19,16 @@ from gradsan.source.tree import SourceFile
 _OF_TENSORS = frozenset({"numpy", "__array__", "__dlpack__"})
 _OF_ARRAYS = frozenset({"from_numpy", "frombuffer", "from_dlpack", "as_tensor", "asarray"})
 _KEEPING = frozenset({"detach", "cpu", "contiguous"})
-_PRIMARY = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)
 _NAMES_OF_VALUES = ("value", "new_value", "written_value")
 
 
 def clone_given(frame: Frame, chosen: Callable[[ast.Call], ast.expr | None]) -> Change | None:
     """``.clone()`` after the part of the call at ``frame`` that is ``chosen``; None where there is no such part."""
-    calls = [place for place in expressions_at(frame) if isinstance(place.node, ast.Call)]
-    if len(calls) != 1 or not isinstance(calls[0].node, ast.Call):
+    found = call_at(frame)
+    value = None if found is None else chosen(found[1])
+    if found is None or value is None or isinstance(value, ast.Starred):
         return None
-    source, value = calls[0].source, chosen(calls[0].node)
-    if value is None or isinstance(value, ast.Starred):
-        return None
-    return edited(source, _cloned(source, value), "clone_before")
-
-
-def _cloned(source: SourceFile, value: ast.expr) -> list[Edit]:
-    span, is_primary = source.span(value), isinstance(value, _PRIMARY)
-    copy = Edit.after(span, ".clone()" if is_primary else ").clone()")
-    return [copy] if is_primary else [Edit.before(span, "("), copy]
+    return edited(found[0], followed(found[0], value, ".clone()"), "clone_before")
 
 
 def parameter_of_copy(frame: Frame) -> Change | None:
@@ -50,7 +41,7 @@ def parameter_of_copy(frame: Frame) -> Change | None:
     if not is_method and (leaf_name(value.func) != "Parameter" or not value.args):
         return None
     given = value.func.value if isinstance(value.func, ast.Attribute) and is_method else value.args[0]
-    return edited(statement.source, _cloned(statement.source, given), "clone_before")
+    return edited(statement.source, followed(statement.source, given, ".clone()"), "clone_before")
 
 
 def buffer_of_copy(frame: Frame) -> Change | None:
@@ -62,17 +53,14 @@ def buffer_of_copy(frame: Frame) -> Change | None:
         value = given[0] if given else None
     if statement is None or not isinstance(value, ast.expr):
         return None
-    return edited(statement.source, _cloned(statement.source, value), "clone_before")
+    return edited(statement.source, followed(statement.source, value, ".clone()"), "clone_before")
 
 
 def clone_for_second_name(
     source: SourceFile, statement: ast.stmt, written: ast.AST, notes: tuple[str, ...]
 ) -> Change | None:
     """``out = x.clone()`` instead of ``out = x`` right before the write to ``out`` at ``statement``."""
-    parent, field = source.parents[statement]
-    block = getattr(parent, field)
-    place = block.index(statement) if isinstance(block, list) else 0
-    before = block[place - 1] if place else None
+    before = next(reversed(source.ahead(statement)), None)
     if not isinstance(before, ast.Assign) or len(before.targets) != 1 or not isinstance(written, ast.Name):
         return None
     name, value = before.targets[0], before.value
@@ -123,15 +111,15 @@ def clone_handed_out(frame: Frame, bypass: str) -> Change | None:
 
 def handed_out(frame: Frame, bypass: str) -> str | None:
     """``z`` of ``z.detach().numpy()`` at ``frame``: the tensor whose memory the method ``bypass`` shares."""
-    calls = [place for place in expressions_at(frame) if isinstance(place.node, ast.Call)]
-    if len(calls) != 1 or bypass not in _OF_TENSORS or not isinstance(call := calls[0].node, ast.Call):
+    found = call_at(frame)
+    if found is None or bypass not in _OF_TENSORS:
         return None
-    value = next(iter(call.args), getattr(call.func, "value", None))
+    value = next(iter(found[1].args), getattr(found[1].func, "value", None))
     while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _KEEPING:
         value = value.func.value
     if isinstance(value, ast.Attribute) and value.attr == "data":
         value = value.value
-    return calls[0].source.text(value) if isinstance(value, ast.Name | ast.Attribute | ast.Subscript) else None
+    return found[0].text(value) if isinstance(value, ast.Name | ast.Attribute | ast.Subscript) else None
 
 
 def clone_argument(frame: Frame, written: Frame | None, op: str) -> tuple[str, Change] | None:
@@ -140,12 +128,12 @@ def clone_argument(frame: Frame, written: Frame | None, op: str) -> tuple[str, C
     The operation ``op`` at ``written``, in the same function, must write that variable's memory: else an inner layer
     may have saved a value of its own, which somebody else writes.
     """
-    calls = [(one.source, one.node) for one in expressions_at(frame) if isinstance(one.node, ast.Call)]
-    if len(calls) != 1 or len(calls[0][1].args) != 1 or calls[0][1].keywords:
+    found = call_at(frame)
+    if found is None or len(found[1].args) != 1 or found[1].keywords:
         return None
-    source, given = calls[0][0], calls[0][1].args[0]
+    source, given = found[0], found[1].args[0]
     name = None if written is None or not in_same_function(frame, written) else written_expression(written, op, ())
-    statement = source.statement(calls[0][1])
+    statement = source.statement(found[1])
     if not isinstance(given, ast.Name | ast.Attribute) or name is None or statement is None:
         return None
     if not share_memory(source, statement, source.text(given), name.partition("[")[0]):

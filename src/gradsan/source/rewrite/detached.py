@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import takewhile
 
 from gradsan.model import Frame, Held
-from gradsan.source.change import Change, Edit, edited
+from gradsan.source.change import Change, Edit, edited, indentation_of
 from gradsan.source.flow.calls import yielding_loop
 from gradsan.source.flow.modules import Shape
 from gradsan.source.flow.reaching import is_still_argument, reaching
@@ -17,6 +16,7 @@ from gradsan.source.flow.rounds import after_round, detach_after, shape_bound_at
 from gradsan.source.flow.scopes import arguments_of
 from gradsan.source.identifiers import (
     assigned_names,
+    bindings_in,
     bindings_of,
     chain_key,
     consumed_names,
@@ -26,10 +26,10 @@ from gradsan.source.identifiers import (
 )
 from gradsan.source.intent.additions import value_detached
 from gradsan.source.intent.conditions import is_conditional
-from gradsan.source.locate import Statement, expression_at, frame_of, statement_at
+from gradsan.source.locate import Statement, at_span, expression_at, frame_of, statement_at
 from gradsan.source.methods import BACKWARDS, CUTTING, FUNCTIONS_MAKING_NEW, METADATA
 from gradsan.source.rewrite.renewing import fresh_name
-from gradsan.source.tree import SourceFile, header_nodes, indentation_of, read_source
+from gradsan.source.tree import SourceFile, header_nodes, read_source
 
 _DEEPEST = 6
 _CUTS = frozenset({"detach", "detach_"})
@@ -81,9 +81,7 @@ def detach_reads(frames: Sequence[Frame], names: Sequence[str]) -> Change | None
 
 def _given_alike(source: SourceFile, node: ast.stmt, name: str) -> Iterator[ast.expr]:
     """What later statements of the block pass in the place of ``name`` to a function that runs a backward itself."""
-    parent, field = source.parents[node]
-    block = getattr(parent, field)
-    later = block[block.index(node) + 1 :] if isinstance(block, list) else []
+    later = source.behind(node)
     functions = {one.name for one in source.nodes if isinstance(one, ast.FunctionDef) and _runs_backward(one)}
     for call in (one for one in header_nodes(node) if isinstance(one, ast.Call) and leaf_name(one.func) in functions):
         at = next((place for place, one in enumerate(call.args) if chain_key(one) == name), None)
@@ -136,7 +134,7 @@ def detach_own_state(frame: Frame) -> tuple[Change, tuple[str, ...]] | None:
     else:
         source, span = statement.source, statement.span
         nodes = ast.walk(source.owner_class(statement.node) or source.module)
-        bound = [one for node in nodes if isinstance(node, ast.Assign) for one in bindings_of(node) if one.name == name]
+        bound = bindings_in((node for node in nodes if isinstance(node, ast.Assign)), name)
         # ``if self.memory is None: self.memory = zeros``, before it.
         is_begun = any(
             source.function(one.statement) is statement.function and one.statement.lineno < span.line for one in bound
@@ -170,8 +168,7 @@ def _begins_outside(statement: Statement, name: str) -> bool:
     if not kinds or statement.function is None:
         return False
     outer = statement.source.function(statement.function) if kinds[0] is ast.Nonlocal else None
-    nodes = [one for one in local_nodes(outer or statement.source.module) if isinstance(one, ast.stmt)]
-    values = [one.value for node in nodes for one in bindings_of(node) if one.name == name]
+    values = [one.value for one in bindings_in(local_nodes(outer or statement.source.module), name)]
     making = FUNCTIONS_MAKING_NEW | {"tensor", "new_zeros", "new_ones", "new_full", "new_empty"}
     return bool(values) and all(isinstance(one, ast.Call) and leaf_name(one.func) in making for one in values)
 
@@ -192,10 +189,7 @@ def walked_values(frame: Frame) -> dict[str, frozenset[str | None]]:
             continue
         walked = walk.iter
         if isinstance(walked, ast.Name):
-            bound = (
-                one for node in local_nodes(statement.scope) if isinstance(node, ast.stmt) for one in bindings_of(node)
-            )
-            values = [one.value for one in bound if one.name == walked.id]
+            values = [one.value for one in bindings_in(local_nodes(statement.scope), walked.id)]
             walked = values[0] if len(values) == 1 and isinstance(values[0], ast.expr) else walked
         rows = walked.elts if isinstance(walked, ast.Tuple | ast.List) else []
         cells = [one.elts for one in rows if isinstance(one, ast.Tuple | ast.List)]
@@ -364,9 +358,7 @@ def read_as_data(frame: Frame, name: str) -> tuple[str, Frame] | None:
     own = [one for one in reads if leaf_name(one.value) == name.rpartition(".")[2]] or reads
     if statement is None or not own or len({ast.dump(one) for one in own}) > 1:
         return None
-    span = statement.source.span(own[0])
-    place = replace(frame, line=span.line, column=span.column, end_line=span.end_line, end_column=span.end_column)
-    return statement.source.text(own[0]), place
+    return statement.source.text(own[0]), at_span(frame, statement.source.span(own[0]))
 
 
 def detach_after_yield(

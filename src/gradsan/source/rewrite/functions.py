@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited, insert_before
 from gradsan.source.flow.targets import written_expression
 from gradsan.source.identifiers import assigned_names, chain_key, leaf_name, local_nodes, parameters
-from gradsan.source.locate import statement_at
+from gradsan.source.locate import at_span, statement_at
 from gradsan.source.methods import METADATA
 from gradsan.source.tree import FunctionNode, SourceFile, read_source
 
@@ -174,13 +174,8 @@ def earlier_reads(frame: Frame, attribute: str) -> tuple[Frame, ...]:
         for node in local_nodes(statement.function)
         if isinstance(node, ast.Attribute) and node.attr == attribute and isinstance(node.ctx, ast.Load)
     ]
-    places = sorted((span.line, span.column, span.end_line, span.end_column) for span in reads)
     here = (frame.line, frame.column or 1)
-    return tuple(
-        replace(frame, line=line, column=column, end_line=end_line, end_column=end_column)
-        for line, column, end_line, end_column in places
-        if (line, column) < here
-    )
+    return tuple(at_span(frame, one) for one in sorted(reads) if (one.line, one.column) < here)
 
 
 def mark_dirty(frame: Frame, parameter: str) -> Change | None:

@@ -1,4 +1,4 @@
-"""What a file gives an optimizer (its networks, an expression for the list of its parameters), and where it steps."""
+"""What a file gives an optimizer: its networks, its list of parameters; where it steps; updates without a gradient."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from gradsan.model import Frame
-from gradsan.source.change import Change, insert_before
-from gradsan.source.identifiers import dotted_path, is_name, leaf_name, parameters, standing_of
-from gradsan.source.locate import expression_at, statement_at
+from gradsan.model import Frame, Lines
+from gradsan.source.change import Change, Edit, edited_lines, insert_before, with_keyword
+from gradsan.source.identifiers import assigned_pairs, dotted_path, is_name, leaf_name, parameters, standing_of
+from gradsan.source.locate import call_at, expression_at, statement_at
 from gradsan.source.methods import has_attribute
 from gradsan.source.tree import FunctionNode, SourceFile
 
@@ -254,15 +254,8 @@ def _times_bound(source: SourceFile, name: str) -> int:
 
 def _made(source: SourceFile, optimizer: str) -> list[tuple[ast.Assign, ast.expr]]:
     """The assignments that bind the name of an optimizer, with the value of each, an element of a tuple perhaps."""
-    found = []
-    for one in source.nodes:
-        if isinstance(one, ast.Assign):
-            target, value = one.targets[0], one.value
-            pairs = [(target, value)]
-            if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
-                pairs = list(zip(target.elts, value.elts, strict=True))
-            found += [(one, given) for name, given in pairs if source.text(name) == optimizer]
-    return found
+    nodes = (one for one in source.nodes if isinstance(one, ast.Assign))
+    return [(one, given) for one in nodes for name, given in assigned_pairs(one) if source.text(name) == optimizer]
 
 
 def _adds_group(node: ast.AST) -> bool:
@@ -274,3 +267,78 @@ def _bindings(source: SourceFile) -> Iterator[ast.expr]:
     for node in source.nodes:
         if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, (ast.Store, ast.Del)):
             yield node
+
+
+def kept_without_gradient(frame: Frame) -> Lines:
+    """``allow_unused=True`` in the call of ``autograd.grad`` at ``frame``, and ``p if g is None else p - lr * g``.
+
+    Where the gradients are read in one loop or comprehension over ``zip(…)`` alone, and there in one such difference.
+    """
+    statement, found = statement_at(frame), call_at(frame, "grad")
+    if statement is None or found is None:
+        return ()
+    source, call = found
+    argument = with_keyword(source, call, "allow_unused", "True")
+    update = _update_of(source, statement.node, call)
+    if argument is None or update is None:
+        return ()
+    difference, kept, gradient = update
+    text = f"{kept} if {gradient} is None else {source.text(difference)}"
+    return edited_lines(source, [argument, Edit(source.span(difference), text)])
+
+
+def _update_of(source: SourceFile, node: ast.stmt, call: ast.Call) -> tuple[ast.expr, str, str] | None:
+    """The difference, and the names of what is updated and of its gradient."""
+    given: ast.expr = call
+    scope: ast.AST = source.function(node) or source.module
+    if isinstance(node, ast.Assign) and node.value is call:
+        if len(node.targets) != 1 or not isinstance(node.targets[0], ast.Name):
+            return None
+        name = node.targets[0].id
+        reads = [one for one in ast.walk(scope) if isinstance(one, ast.Name) and one.id == name and one is not given]
+        reads = [one for one in reads if isinstance(one.ctx, ast.Load)]
+        if len(reads) != 1:
+            return None
+        given = reads[0]
+    pairs = source.parents[given][0]
+    if not isinstance(pairs, ast.Call) or leaf_name(pairs.func) != "zip" or given not in pairs.args:
+        return None
+    around = source.parents[pairs][0]
+    if not isinstance(around, ast.comprehension | ast.For) or around.iter is not pairs:
+        return None
+    target = around.target
+    if not isinstance(target, ast.Tuple) or len(target.elts) != len(pairs.args):
+        return None
+    gradient = target.elts[pairs.args.index(given)]
+    if not isinstance(gradient, ast.Name):
+        return None
+    inside = source.parents[around][0] if isinstance(around, ast.comprehension) else around
+    reads = [
+        one
+        for one in ast.walk(inside)
+        if isinstance(one, ast.Name) and one.id == gradient.id and isinstance(one.ctx, ast.Load)
+    ]
+    others = {one.id for one in ast.walk(target) if isinstance(one, ast.Name)} - {gradient.id}
+    if len(reads) != 1:
+        return None
+    difference = source.parents[reads[0]][0]
+    while isinstance(difference, ast.BinOp) and isinstance(difference.op, ast.Mult):
+        difference = source.parents[difference][0]
+    if not isinstance(difference, ast.BinOp) or not isinstance(difference.op, ast.Sub):
+        return None
+    kept, place = difference.left, source.parents[difference][0]
+    is_alone = isinstance(place, ast.ListComp | ast.GeneratorExp | ast.DictComp | ast.Call | ast.Assign)
+    if not isinstance(kept, ast.Name) or kept.id not in others or not is_alone or not _is_value(place, difference):
+        return None
+    return difference, kept.id, gradient.id
+
+
+def _is_value(place: ast.AST, difference: ast.expr) -> bool:
+    """Whether the difference is all that ``place`` binds, collects or is made of."""
+    if isinstance(place, ast.DictComp):
+        return place.value is difference
+    if isinstance(place, ast.ListComp | ast.GeneratorExp):
+        return place.elt is difference
+    if isinstance(place, ast.Call):
+        return difference in place.args and leaf_name(place.func) == "append"
+    return isinstance(place, ast.Assign) and place.value is difference

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 
 from gradsan.model import Frame
-from gradsan.source.change import Change, Edit, edited, text_with, without_keyword
+from gradsan.source.change import Change, Edit, edited, indentation_of, text_with, without_keyword
 from gradsan.source.flow.writing import written_root
-from gradsan.source.identifiers import assigned_names, binds, chain_key, leaf_name
+from gradsan.source.identifiers import assigned_names, binds, chain_key, leaf_name, walks
 from gradsan.source.imports import torch_name
-from gradsan.source.locate import Statement, statement_at
+from gradsan.source.locate import Statement, at_span, statement_at
 from gradsan.source.methods import METADATA, has_attribute
-from gradsan.source.tree import FunctionNode, SourceFile, Span, header_nodes, indentation_of
+from gradsan.source.tree import FunctionNode, SourceFile, Span, header_nodes
 
 _SINGLE = (ast.Name, ast.Call, ast.Attribute, ast.Subscript, ast.Constant, ast.List, ast.Tuple)
 _SCALED = (ast.Add, ast.Sub, ast.Mult, ast.Div)
@@ -247,15 +246,9 @@ def written_behind(frame: Frame, names: Collection[str] | None = None) -> list[F
     statement = statement_at(frame)
     if statement is None:
         return []
-    parent, field = statement.source.parents[statement.node]
-    block = getattr(parent, field, None)
-    later = block[block.index(statement.node) + 1 :] if isinstance(block, list) else []
-    roots = [(one, written_root(one)) for one in later]
+    roots = [(one, written_root(one)) for one in statement.source.behind(statement.node)]
     spans = [statement.source.span(one) for one, root in roots if root is not None and (names is None or root in names)]
-    return [
-        replace(frame, line=one.line, column=one.column, end_line=one.end_line, end_column=one.end_column)
-        for one in spans
-    ]
+    return [at_span(frame, one) for one in spans]
 
 
 def later_writes_of_same(source: SourceFile, node: ast.stmt, block: list[ast.stmt]) -> list[ast.stmt]:
@@ -301,10 +294,7 @@ def _walked_by_variable(loop: ast.AST) -> dict[str, str]:
     """What each variable of a ``for`` loop goes through: ``ps`` for ``p`` of ``for p, g in zip(ps, gs)``."""
     if not isinstance(loop, ast.For):
         return {}
-    targets, walked = [loop.target], [loop.iter]
-    if isinstance(loop.target, ast.Tuple) and isinstance(loop.iter, ast.Call) and leaf_name(loop.iter.func) == "zip":
-        targets, walked = loop.target.elts, loop.iter.args
-    pairs = zip(targets, walked, strict=False)
+    pairs = walks(loop.target, loop.iter)
     return {target.id: ast.unparse(value) for target, value in pairs if isinstance(target, ast.Name)}
 
 
@@ -330,20 +320,16 @@ def assigned_in_place(frame: Frame) -> Change | None:
     if statement is None:
         return None
     source = statement.source
-    parent, field = source.parents[statement.node]
-    block = getattr(parent, field, None)
-    if not isinstance(block, list):
-        return None
     texts: list[str] = []
-    last = first = block.index(statement.node)
-    for index in range(first, len(block)):
-        text = _in_place(source, block[index])
-        if text is None or source.indent(source.span(block[index])).strip():
+    last = statement.node
+    for node in (statement.node, *source.behind(statement.node)):
+        text = _in_place(source, node)
+        if text is None or source.indent(node).strip():
             break
-        texts, last = [*texts, text], index
+        texts, last = [*texts, text], node
     if not texts:
         return None
-    begin, end = source.span(block[first]), source.span(block[last])
+    begin, end = source.span(statement.node), source.span(last)
     lines = [f"with {torch_name(source)}.no_grad():", *(f"{indentation_of(source)}{one}" for one in texts)]
     whole = Span(begin.line, begin.column, end.end_line, end.end_column)
     return edited(source, [Edit(whole, f"\n{source.indent(begin)}".join(lines))], "no_grad")

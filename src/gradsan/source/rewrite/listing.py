@@ -21,7 +21,7 @@ from gradsan.source.change import (
 )
 from gradsan.source.flow.modules import shape_in_source
 from gradsan.source.flow.targets import target_at
-from gradsan.source.identifiers import Binding, bindings_of, binds, leaf_name, local_nodes
+from gradsan.source.identifiers import Binding, bindings_in, binds, leaf_name, local_nodes
 from gradsan.source.imports import torch_name
 from gradsan.source.locate import statement_at
 from gradsan.source.rewrite.out_of_place import chain_value
@@ -407,8 +407,7 @@ def _walked(target: ast.expr, walked: ast.expr, name: str) -> tuple[ast.Name | a
 def _bindings(source: SourceFile, loop: ast.For | ast.comprehension, name: str) -> list[Binding]:
     """The bindings of ``name`` in the function of the loop."""
     scope = source.function(loop)
-    nodes = local_nodes(scope) if scope is not None else source.nodes
-    return [one for node in nodes if isinstance(node, ast.stmt) for one in bindings_of(node) if one.name == name]
+    return bindings_in(local_nodes(scope) if scope is not None else source.nodes, name)
 
 
 def _are_computed(bindings: list[Binding]) -> bool:

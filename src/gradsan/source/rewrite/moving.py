@@ -13,7 +13,7 @@ from typing import TypeAlias
 from gradsan.model import Frame, Lines
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.flow.writing import written_root
-from gradsan.source.identifiers import assigned_names, leaf_name, standing_of
+from gradsan.source.identifiers import assigned_names, leaf_name, standing_of, walks
 from gradsan.source.locate import expression_at, statement_at
 from gradsan.source.methods import BACKWARDS, has_attribute
 from gradsan.source.tree import SourceFile, Span
@@ -298,16 +298,7 @@ def _operation(node: ast.AST) -> str:
 
 def gone_through(target: ast.expr, walked: ast.expr) -> dict[str, set[str]]:
     """The names that each loop variable iterates over: for ``p`` and ``g`` of ``for p, g in zip(params, grads)``."""
-    is_zip = isinstance(walked, ast.Call) and leaf_name(walked.func) == "zip"
-    if (
-        is_zip
-        and isinstance(walked, ast.Call)
-        and isinstance(target, ast.Tuple)
-        and len(target.elts) == len(walked.args)
-    ):
-        pairs = zip(target.elts, walked.args, strict=True)
-        return {name: names_read([given]) for one, given in pairs for name in names_bound([one])}
-    return {name: names_read([walked]) for name in names_bound([target])}
+    return {name: names_read([given]) for one, given in walks(target, walked) for name in names_bound([one])}
 
 
 _WALKING = frozenset({"enumerate", "list", "reversed", "sorted", "zip"})

@@ -88,18 +88,21 @@ def named_parts_joined(frame: Frame, name: str) -> Collected | None:
     statement at ``frame`` writes the part called ``name``; writes of the other parts that follow are changed too.
     """
     place = statement_at(frame)
-    parent, field = (None, "") if place is None else place.source.parents[place.node]
-    block = getattr(parent, field, None)
-    if place is None or not isinstance(block, list):
+    if place is None:
         return None
-    source, before = place.source, block[: block.index(place.node)]
-    made = next((one for one in reversed(before) if name in _names_bound(one)), None)
+    source = place.source
+    made = next((one for one in reversed(source.ahead(place.node)) if name in _names_bound(one)), None)
     views = next(_views_of(made.value), None) if isinstance(made, ast.Assign) else None
-    if made is None or views is None or not isinstance(made.value, ast.Call) or not isinstance(views.whole, ast.Name):
+    if (
+        not isinstance(made, ast.Assign)
+        or views is None
+        or not isinstance(made.value, ast.Call)
+        or not isinstance(views.whole, ast.Name)
+    ):
         return None
-    names, changes, last = _names_bound(made), dict[int, str](), made
-    behind = block[block.index(made) + 1 :]
-    for node in behind:
+    names, changes = _names_bound(made), dict[int, str]()
+    last: ast.stmt = made
+    for node in source.behind(made):
         if any(is_name(one, views.whole.id) for one in ast.walk(node)):
             break
         written = {line: text for one in names for _, line, text in _out_of_place(source, node, frame, one)}

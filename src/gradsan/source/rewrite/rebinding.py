@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from gradsan.heuristics import is_layers_parameter
@@ -13,7 +13,17 @@ from gradsan.source.flow.reaching import is_still_argument, is_tensor_made_here,
 from gradsan.source.flow.scopes import arguments_of
 from gradsan.source.flow.targets import aliased_expression
 from gradsan.source.flow.writing import written_root
-from gradsan.source.identifiers import bindings_of, binds, chain_key, constant_key, leaf_name, local_nodes, parameters
+from gradsan.source.identifiers import (
+    assigned_pairs,
+    bindings_in,
+    bindings_of,
+    binds,
+    chain_key,
+    constant_key,
+    leaf_name,
+    local_nodes,
+    parameters,
+)
 from gradsan.source.methods import is_inplace_name
 from gradsan.source.tree import FunctionNode, SourceFile, Span
 
@@ -240,8 +250,7 @@ def _is_parameter(source: SourceFile, target: ast.Attribute) -> bool:
         return True
     key = chain_key(target)
     nodes = list(ast.walk(source.owner_class(target) or source.module))
-    statements = [node for node in nodes if isinstance(node, ast.stmt)]
-    assigned = [one.value for node in statements for one in bindings_of(node) if one.name == key and one.replaces]
+    assigned = [one.value for one in bindings_in(nodes) if one.name == key and one.replaces]
     registered = [
         constant_key(node.args[0])
         for node in nodes
@@ -282,7 +291,7 @@ def _has_alias(source: SourceFile, scope: FunctionNode | ast.Module, written: as
             is_taken = leaf_name(value.func) in TAKING
             if is_taken or ((not is_view or node is not bound) and is_read_as_whole(source, bound, value, written)):
                 return True
-        for target, value in _pairs(node):
+        for target, value in assigned_pairs(node) if isinstance(node, ast.Assign) else ():
             root = aliased_expression(source, value)
             names = chain_key(target), None if root is None else chain_key(root)
             if root is None or names[0] == names[1] or written.id not in names:
@@ -307,7 +316,8 @@ def _names_bound(node: ast.AST) -> set[str]:
 
 def _views_itself(source: SourceFile, scope: FunctionNode | ast.Module, name: str) -> bool:
     """Whether a name is bound to a view of itself: ``y = y.view(-1)`` is the same memory still."""
-    pairs = (pair for node in local_nodes(scope) for pair in _pairs(node))
+    nodes = (node for node in local_nodes(scope) if isinstance(node, ast.Assign))
+    pairs = (pair for node in nodes for pair in assigned_pairs(node))
     roots = (aliased_expression(source, value) for target, value in pairs if chain_key(target) == name)
     return any(root is not None and chain_key(root) == name for root in roots)
 
@@ -327,18 +337,6 @@ def _may_be_read_after(source: SourceFile, scope: FunctionNode | ast.Module, nam
         and source.statement(node) is not statement
         for node in ast.walk(scope)
     )
-
-
-def _pairs(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """(target, value) of the assignments of a node, tuples unpacked."""
-    if not isinstance(node, ast.Assign):
-        return
-    for target in node.targets:
-        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-            if len(target.elts) == len(node.value.elts):
-                yield from zip(target.elts, node.value.elts, strict=True)
-        else:
-            yield target, node.value
 
 
 def _names_in(target: ast.expr) -> set[str]:

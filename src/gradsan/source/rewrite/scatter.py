@@ -7,13 +7,12 @@ import re
 from collections.abc import Sequence
 
 from gradsan.model import Frame
-from gradsan.source.change import Change, Edit, augmented_value, edited, elements_of, is_all
+from gradsan.source.change import TAKES_A_METHOD_CALL, Change, Edit, augmented_value, edited, elements_of, is_all
 from gradsan.source.flow.targets import target_at
-from gradsan.source.identifiers import bindings_of, chain_key, constant_key, leaf_name, parameters
+from gradsan.source.identifiers import bindings_in, chain_key, constant_key, leaf_name, parameters
 from gradsan.source.imports import torch_name
 from gradsan.source.rewrite.out_of_place import chain_value
 from gradsan.source.rewrite.rebinding import can_rebind, notes_on_rebinding
-from gradsan.source.rewrite.suggest import TAKES_A_METHOD_CALL
 from gradsan.source.tree import SourceFile, Span
 
 _MASKS = frozenset(
@@ -273,13 +272,7 @@ def _is_sequence(source: SourceFile, node: ast.expr) -> bool:
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Name) and node.func.id in ("list", "range", "sorted", "tuple")
     if isinstance(node, ast.Name):
-        bound = [
-            one.value
-            for statement in source.nodes
-            if isinstance(statement, ast.stmt)
-            for one in bindings_of(statement)
-            if one.name == node.id and one.value is not None
-        ]
+        bound = [one.value for one in bindings_in(source.nodes, node.id) if one.value is not None]
         return any(not isinstance(one, ast.Name) and _is_sequence(source, one) for one in bound)
     return isinstance(node, ast.List | ast.ListComp)
 
@@ -313,9 +306,7 @@ def _is_always_number(source: SourceFile, name: str, *kinds: type) -> bool:
     """Whether the file binds ``name`` to literals of ``kinds`` only."""
     if any(isinstance(node, ast.arg) and node.arg == name for node in source.nodes):
         return False
-    bound = [
-        one for node in source.nodes if isinstance(node, ast.stmt) for one in bindings_of(node) if one.name == name
-    ]
+    bound = bindings_in(source.nodes, name)
     return bool(bound) and all(isinstance(one.value, ast.Constant) and type(one.value.value) in kinds for one in bound)
 
 
@@ -325,13 +316,8 @@ def _is_given_plain(source: SourceFile, part: ast.Subscript, value: str) -> bool
     if not name.replace(".", "").isidentifier():
         return False
     owner = source.owner_class(part) if name.startswith("self.") else None
-    bound = [
-        one.value
-        for node in (() if owner is None else ast.walk(owner))
-        if isinstance(node, ast.stmt)
-        for one in bindings_of(node)
-        if one.name == name and one.value is not None
-    ]
+    nodes = () if owner is None else ast.walk(owner)
+    bound = [one.value for one in bindings_in(nodes, name) if one.value is not None]
     return bool(bound) and all(isinstance(one, ast.Name | ast.Constant | ast.UnaryOp) for one in bound)
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from gradsan.model import Frame, Lines
 from gradsan.source.change import Edit, edited
 from gradsan.source.flow.rounds import in_same_function
 from gradsan.source.identifiers import leaf_name
-from gradsan.source.locate import Expression, expression_at, statement_at
+from gradsan.source.locate import Expression, at_line, expression_at, statement_at
 from gradsan.source.methods import BACKWARDS
 from gradsan.source.rewrite.given import networks_of
 from gradsan.source.rewrite.moving import (
@@ -37,10 +36,7 @@ def backward_to_its_step(backward: Frame) -> Lines:
     if statement is None:
         return ()
     source, node = statement.source, statement.node
-    parent, field = source.parents[node]
-    block = getattr(parent, field, None)
-    if not isinstance(block, list):
-        return ()
+    block = source.block(node)
     at, owners = block.index(node), [_method_of(one) for one in block]
     step = next((index for index in range(at - 1, -1, -1) if _steps(block[index])), None)
     runs = [index for index, one in enumerate(block) if any(map(_is_backward, ast.walk(one)))]
@@ -79,15 +75,9 @@ def backward_to_its_step(backward: Frame) -> Lines:
 def later_backward_to_its_step(backward: Frame) -> Lines:
     """The changed lines that put a later backward of the block before the step which it missed; none where none did."""
     statement = statement_at(backward)
-    parent, field = (None, "") if statement is None else statement.source.parents[statement.node]
-    block = getattr(parent, field, None)
-    if statement is None or not isinstance(block, list):
-        return ()
-    for node in block[block.index(statement.node) + 1 :]:
-        if _method_of(node)[0] in BACKWARDS:
-            place = replace(backward, line=node.lineno, end_line=node.end_lineno, column=None, end_column=None)
-            if lines := backward_to_its_step(place):
-                return lines
+    for node in [] if statement is None else statement.source.behind(statement.node):
+        if _method_of(node)[0] in BACKWARDS and (lines := backward_to_its_step(at_line(backward, node.lineno))):
+            return lines
     return ()
 
 
@@ -362,11 +352,8 @@ _COMPUTED = (ast.Name, ast.Attribute, ast.Subscript)
 
 def _between(source: SourceFile, one: ast.stmt, other: ast.stmt) -> list[ast.stmt] | None:
     """The statements between two of one block; None where they are in different blocks."""
-    if one not in source.parents or other not in source.parents or source.parents[one] != source.parents[other]:
-        return None
-    parent, name = source.parents[one]
-    block = getattr(parent, name)
-    return list(block[block.index(one) + 1 : block.index(other)]) if one in block and other in block else None
+    block = source.block(one) if one in source.parents else []
+    return block[block.index(one) + 1 : block.index(other)] if other in block else None
 
 
 def _touches_gradients(statement: ast.stmt) -> bool:

@@ -7,7 +7,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from gradsan.model import Frame, Lines
-from gradsan.source.change import Change, Edit, edited, edited_lines, insert_after, insert_before, without_keyword
+from gradsan.source.change import (
+    TAKES_A_METHOD_CALL,
+    Change,
+    Edit,
+    edited,
+    edited_lines,
+    followed,
+    insert_after,
+    insert_before,
+    without_keyword,
+)
 from gradsan.source.flow.modules import (
     DETACHED,
     Shape,
@@ -18,7 +28,16 @@ from gradsan.source.flow.modules import (
     shape_in_source,
 )
 from gradsan.source.flow.targets import target_at
-from gradsan.source.identifiers import Binding, assigned_names, bindings_of, binds, chain_key, leaf_name, local_nodes
+from gradsan.source.identifiers import (
+    Binding,
+    assigned_names,
+    bindings_in,
+    bindings_of,
+    binds,
+    chain_key,
+    leaf_name,
+    local_nodes,
+)
 from gradsan.source.locate import Statement, expressions_at, statement_at, statements_at
 from gradsan.source.methods import ADDING, KEEPS_SEVERAL
 from gradsan.source.rewrite.copied import clone_for_second_name, cloned, computes_with, value_and_clone
@@ -27,9 +46,6 @@ from gradsan.source.tree import SourceFile, Span, header_nodes
 
 _Found = TypeVar("_Found")
 _STORING_METHODS = frozenset({"copy_", "index_copy_", "masked_scatter_", "put_"})
-TAKES_A_METHOD_CALL = (
-    *(ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.List, ast.Dict, ast.ListComp, ast.DictComp),
-)
 
 
 def clone_before(frame: Frame, op: str, *, value_first: bool = False) -> Change | None:
@@ -167,10 +183,7 @@ def require_grad_of(frame: Frame, names: Sequence[str], *, where_made: bool = Fa
     if statement is None or statement.scope is None:
         return ()
     source, edits = statement.source, list[Edit]()
-    parent, field = source.parents[statement.node]
-    block = getattr(parent, field)
-    before = block[: block.index(statement.node) + 1] if isinstance(block, list) else []
-    function = statement.function
+    before, function = [*source.ahead(statement.node), statement.node], statement.function
     for name in names:
         nodes = [one for one in source.nodes if isinstance(one, ast.Assign | ast.AnnAssign)]
         if name.isidentifier():
@@ -319,8 +332,8 @@ def _shape_given(source: SourceFile, binding: Binding) -> Shape:
     """The kind of value of the last argument, as the file shows it; a tensor where it shows nothing."""
     scope = source.function(binding.statement) or source.module
     name = None if binding.value is None else chain_key(binding.value)
-    bound = (one for node in ast.walk(scope) if isinstance(node, ast.stmt) for one in bindings_of(node))
-    return next((shape for one in bound if one.name == name and (shape := shape_in_source(source, one))), "tensor")
+    bound = [] if name is None else bindings_in(ast.walk(scope), name)
+    return next((shape for one in bound if (shape := shape_in_source(source, one))), "tensor")
 
 
 def _takes_detached(binding: Binding, shape: Shape) -> bool:
@@ -369,7 +382,7 @@ def mean_where_made(made: Frame) -> tuple[str, Change] | None:
     value = node.value if isinstance(node, ast.Return | ast.Assign) else None
     if statement is None or node is None or value is None or [one.node for one in found] != [value]:
         return None
-    names, text, span = assigned_names(node), statement.source.text(value), statement.source.span(value)
+    names, text = assigned_names(node), statement.source.text(value)
     if isinstance(node, ast.Assign) and len(names) != 1:
         return None
     indexed = (
@@ -378,7 +391,5 @@ def mean_where_made(made: Frame) -> tuple[str, Change] | None:
     if any(chain_key(one) in names for one in indexed):
         return None
     is_simple = isinstance(value, TAKES_A_METHOD_CALL)
-    edits = [Edit.after(span, ".mean()" if is_simple else ").mean()")]
-    edits += [] if is_simple else [Edit.before(span, "(")]
-    change = edited(statement.source, edits, "mean_where_made")
+    change = edited(statement.source, followed(statement.source, value, ".mean()"), "mean_where_made")
     return None if change is None else (names[0] if names else text if is_simple else f"({text})", change)

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Collection, Iterator, Sequence
 
 from gradsan.model import Frame
-from gradsan.source.change import Change, Edit, edited
+from gradsan.source.change import Change, Edit, edited, indentation_of
 from gradsan.source.flow.reuse import second_name
 from gradsan.source.flow.writing import writes_beside, written_root
 from gradsan.source.identifiers import assigned_names, leaf_name
@@ -20,11 +20,12 @@ from gradsan.source.rewrite.moving import (
     functions_of,
     gone_through,
     in_one_block,
+    is_whole_lines,
     names_bound,
     names_read,
     until_apart,
 )
-from gradsan.source.tree import SourceFile, Span, indentation_of
+from gradsan.source.tree import SourceFile, Span
 
 
 def under_no_grad(frame: Frame, leaves: Collection[str] = ()) -> Change | None:
@@ -41,11 +42,10 @@ def under_no_grad(frame: Frame, leaves: Collection[str] = ()) -> Change | None:
         return None
     source = statement.source
     torch = torch_name(source)
-    parent, field = source.parents[statement.node]
-    block = getattr(parent, field, None)
+    parent, block = source.parents[statement.node][0], source.block(statement.node)
     if isinstance(parent, ast.For) and _is_one_line(source, parent):
         return edited(source, [_within_no_grad(source, torch, parent, parent)], "no_grad")
-    if not isinstance(block, list) or not _has_own_lines(source, statement.node):
+    if not _has_own_lines(source, statement.node):
         return None
     edits: list[Edit] = []
     also = {one for one in block if written_root(one) in leaves and _has_own_lines(source, one)}
@@ -115,11 +115,10 @@ def updated_in_place(frame: Frame) -> Change | None:
     if statement is None:
         return None
     source = statement.source
-    parent, field = source.parents[statement.node]
+    block = source.block(statement.node)
     is_leaf = not _clears_gradients(statement.function or source.module)
     new = _as_leaves if is_leaf else _update_in_place
-    block = getattr(parent, field, None)
-    if not isinstance(block, list) or not new(source, statement.node):
+    if not new(source, statement.node):
         return None
     first = last = block.index(statement.node)
     while first > 0 and new(source, block[first - 1]):
@@ -182,13 +181,9 @@ def _update_in_place(source: SourceFile, node: ast.stmt) -> str | None:
 
 
 def _has_own_lines(source: SourceFile, node: ast.stmt) -> bool:
-    span = source.span(node)
-    tail = source.lines[span.end_line - 1][span.end_column - 1 :].strip()
-    head = source.indent(span)
     # The lines of a string over several lines cannot be indented.
     texts = (one for one in ast.walk(node) if isinstance(one, ast.Constant | ast.JoinedStr))
-    is_movable = all(one.lineno == one.end_lineno for one in texts)
-    return is_movable and not head.strip() and (not tail or tail.startswith("#"))
+    return all(one.lineno == one.end_lineno for one in texts) and is_whole_lines(source, node)
 
 
 def _last_of_update(source: SourceFile, block: list[ast.stmt], first: int, leaves: Collection[str] = ()) -> int:
@@ -256,8 +251,7 @@ def steps_again(used: Sequence[Frame], updated: Sequence[Frame]) -> bool:
     above, below = until_apart(used, updated)
     mine = {text for frame in below if (text := _stepping(frame)) is not None}
     for _, block, node in blocks_around(above):
-        later = block[block.index(node) + 1 :]
-        for call in (one.value for one in later if isinstance(one, ast.Expr)):
+        for call in (one.value for one in block[block.index(node) + 1 :] if isinstance(one, ast.Expr)):
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "step":
                 return ast.unparse(call.func.value) in mine
     return False

@@ -375,9 +375,8 @@ def detach_given(frame: Frame, taker: str, maker: str) -> tuple[str, Change] | N
     if statement is None or len(given) != 1:
         return None
     source, (call, mine) = statement.source, given[0]
-    parent, field = source.parents[statement.node]
-    block, called = getattr(parent, field), chain_key(call.func)
-    later = block[block.index(statement.node) + 1 :] if isinstance(block, list) and called is not None else []
+    called = chain_key(call.func)
+    later = source.behind(statement.node) if called is not None else []
     alike = [one for node in later for one in _calls_of(node, taker) if chain_key(one.func) == called]
     found = [mine, *(one for other in alike for one in _results_given(other, maker))]
     change = edited(source, [Edit.after(source.span(one), ".detach()") for one in found], "detach")

@@ -37,11 +37,9 @@ def flag_before_use(frame: Frame, name: str) -> Lines:
     source, nodes = statement.source, [one for one in local_nodes(scope) if isinstance(one, ast.stmt)]
     earlier = [(one, flag_owner(one)) for one in nodes if one.lineno < frame.line]
     setting = [one for one, owner in earlier if owner is not None and chain_key(owner) == name]
-    parent, field = source.parents[setting[-1]] if setting else (None, "")
-    block = getattr(parent, field, None)
-    if not isinstance(block, list) or not is_whole_lines(source, setting[-1]):
+    if not setting or not is_whole_lines(source, setting[-1]):
         return ()
-    before = block[: block.index(setting[-1])]
+    before = source.ahead(setting[-1])
     bound = [at for at, one in enumerate(before) if name in assigned_names(one)]
     reading = [one for one in before[bound[-1] + 1 if bound else 0 :] if name in consumed_names(one)]
     if not reading or not is_whole_lines(source, reading[0]) or len(setting) > 1:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
 from typing import TypeAlias
 
 from gradsan.model import Frame, Lines
 from gradsan.source.change import Edit, changed_lines, edited_lines
 from gradsan.source.flow.cuts import mode_around, mode_of_decorators
 from gradsan.source.identifiers import local_nodes
-from gradsan.source.locate import statement_at
+from gradsan.source.locate import at_line, statement_at
 from gradsan.source.rewrite.leaves import reads_later
 from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.rewrite.out_of_place import out_of_place, past_the_graph
@@ -53,8 +52,7 @@ def recorded_by_name(written: Sequence[tuple[Frame, str]]) -> Lines:
     with lines_read_as({source.file: rows}):
         for node, (_, frame, op) in places.items():
             # The columns of the frame are those of the unchanged line.
-            at = replace(frame, line=node.lineno, column=None, end_line=None, end_column=None)
-            new = _out_of_place(at, op, name)
+            new = _out_of_place(at_line(frame, node.lineno), op, name)
             if not new:
                 return ()
             lines |= {line: text for _, line, text in new}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from gradsan.source.change import Edit
+from gradsan.source.change import TAKES_A_METHOD_CALL, Edit, followed
 from gradsan.source.identifiers import bindings_of, dotted_path, imported_as, local_nodes, parameters, standing_of
 from gradsan.source.imports import torch_name
-from gradsan.source.rewrite.suggest import TAKES_A_METHOD_CALL
 from gradsan.source.tree import SourceFile, Span
 
 _OPERATORS = {ast.Div: "div", ast.Mult: "mul", ast.Pow: "pow", ast.Add: "add", ast.Sub: "sub", ast.MatMult: "matmul"}
@@ -118,10 +117,10 @@ def same(source: SourceFile, first: ast.expr, second: ast.expr) -> bool:
     return ast.dump(resolved(source, first)) == ast.dump(resolved(source, second))
 
 
-def text_of_rest(source: SourceFile, one: Applied, without: tuple[str, ...] = ()) -> str:
+def text_of_rest(source: SourceFile, one: Applied) -> str:
     """The arguments after the operands, as ``, dim=-1``."""
     given = [source.text(argument) for argument in one.arguments]
-    given += [f"{key.arg}={source.text(key.value)}" for key in one.keywords if key.arg and key.arg not in without]
+    given += [f"{key.arg}={source.text(key.value)}" for key in one.keywords if key.arg]
     return "".join(f", {text}" for text in given)
 
 
@@ -143,11 +142,7 @@ def functional(source: SourceFile) -> str:
 def behind(source: SourceFile, node: ast.expr, tail: str) -> list[Edit]:
     """The edits that append a method call, ``tail``, to ``node``."""
     span = _parentheses(source, node)
-    if span is None and not isinstance(node, TAKES_A_METHOD_CALL):
-        own = source.span(node)
-        return [Edit.before(own, "("), Edit.after(own, f"){tail}")]
-    span = source.span(node) if span is None else span
-    return [Edit.after(span, tail)]
+    return followed(source, node, tail) if span is None else [Edit.after(span, tail)]
 
 
 def plus(source: SourceFile, node: ast.expr, number: str) -> list[Edit]:
