@@ -103,6 +103,8 @@ class Assignments(Expressions):
         if name in _SURELY_MISSPELT:
             self._misspelt(owner, target, state)
         if isinstance(owner, Choice):
+            if name == _SPELLED and any(isinstance(one, Tensor) for one in owner.values):
+                return
             owner = next((one for one in owner.values if not isinstance(one, Plain)), owner)
         if name == _SPELLED:
             if isinstance(owner, Tensor) and (owner.is_certain or owner.owners):

@@ -11,6 +11,7 @@ from gradsan.lint.engine.state import State
 from gradsan.lint.engine.tables import layer_operation
 from gradsan.lint.engine.values import (
     NO,
+    Bag,
     Choice,
     ClassValue,
     Function,
@@ -28,6 +29,8 @@ from gradsan.source.methods import METHODS
 _WITHOUT = (ast.FloorDiv, ast.BitAnd, ast.BitOr, ast.BitXor, ast.LShift, ast.RShift, ast.Mod)
 _BUILTINS = frozenset(dir(builtins))
 _NO_TENSORS = frozenset({"list", "tuple", "dict", "set", "int", "float", "bool", "str", "bytes"})
+_WORDS = (str, bool, type(None))
+_NO_MODULES = _NO_TENSORS | {"Tensor", "Parameter"}
 
 
 class Expressions(Elements):
@@ -189,8 +192,9 @@ class Expressions(Elements):
             return None if None in parts else not decisive
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
             return self._comparison(node, state)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
-            return self._is_instance(node, state)
+        asked = self.asked_class(node, state)
+        if asked is not None:
+            return is_instance(self.evaluate(asked[0], state), asked[1])
         value = self.evaluate(node, state)
         if isinstance(value, Plain) and value.known and isinstance(value.value, bool | str | None):
             return bool(value.value)
@@ -198,19 +202,23 @@ class Expressions(Elements):
             return True
         return None
 
-    def _is_instance(self, node: ast.Call, state: State) -> bool | None:
-        values = [self.evaluate(one, state) for one in node.args]
-        if len(values) != 2:
+    def asked_class(self, node: ast.expr, state: State) -> tuple[ast.expr, frozenset[str]] | None:
+        """The value and the classes' names that ``isinstance``, ``is_tensor``, ``hasattr(x, "requires_grad")`` ask for.
+
+        An unknown class is ``""``.
+        """
+        if not isinstance(node, ast.Call) or node.keywords:
             return None
-        kinds = self.items_of(values[1], state) if isinstance(values[1], Sequence) else [values[1]]
-        names = [one.name.rpartition(".")[2] if isinstance(one, Path) else "" for one in kinds]
-        if isinstance(values[0], Tensor) and values[0].is_certain and not values[0].is_array:
-            return True if "Tensor" in names else False if names and set(names) <= _NO_TENSORS else None
-        if not isinstance(values[0], Layer):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if name == "is_tensor" and len(node.args) == 1:
+            return node.args[0], frozenset({"Tensor"})
+        if name == "hasattr" and [getattr(one, "value", None) for one in node.args[1:]] == ["requires_grad"]:
+            return node.args[0], frozenset({"Tensor"})
+        if name != "isinstance" or len(node.args) != 2:
             return None
-        if values[0].kind in names or "Module" in names:
-            return True
-        return False if names and all(layer_operation(name) is not None for name in names) else None
+        classes = self.evaluate(node.args[1], state)
+        kinds = self.items_of(classes, state) if isinstance(classes, Sequence) else [classes]
+        return node.args[0], frozenset(one.name.rpartition(".")[2] if isinstance(one, Path) else "" for one in kinds)
 
     def _comparison(self, node: ast.Compare, state: State) -> bool | None:
         left, right = self.evaluate(node.left, state), self.evaluate(node.comparators[0], state)
@@ -227,7 +235,8 @@ class Expressions(Elements):
                 return None
             return isinstance(operator, ast.IsNot)
         one, other = self.constant(left), self.constant(right)
-        if isinstance(operator, ast.Eq | ast.NotEq) and isinstance(one, str) and isinstance(other, str):
+        is_text = isinstance(one, str) or isinstance(other, str)
+        if isinstance(operator, ast.Eq | ast.NotEq) and is_text and all(isinstance(v, _WORDS) for v in (one, other)):
             return (one == other) == isinstance(operator, ast.Eq)
         return None
 
@@ -283,3 +292,18 @@ _HANDLERS: dict[type[ast.expr], Callable[..., Value]] = {
     ast.Yield: Expressions._yield,
     ast.JoinedStr: Expressions._text_parts,
 }
+
+
+def is_instance(value: Value, classes: frozenset[str]) -> bool | None:
+    """Whether a value is an instance of one of the classes of these names; None where the source does not decide it."""
+    if isinstance(value, Tensor) and value.is_certain and not value.is_array:
+        return True if "Tensor" in classes else False if classes and classes <= _NO_TENSORS else None
+    if not (isinstance(value, Layer | Bag) or (isinstance(value, Object) and value.kind.is_module)):
+        return None
+    if "Module" in classes or (isinstance(value, Layer) and value.kind in classes):
+        return True
+    if classes and classes <= _NO_MODULES:
+        return False
+    if isinstance(value, Layer) and classes and all(layer_operation(name) is not None for name in classes):
+        return False
+    return None

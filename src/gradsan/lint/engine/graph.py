@@ -13,6 +13,7 @@ from gradsan.lint.engine.values import (
     MAYBE,
     NO,
     NODES_WALKED,
+    OPEN_SIDE,
     YES,
     Bag,
     Dictionary,
@@ -207,7 +208,8 @@ class Graph(Tensors):
             for write in state.writes.get(memory, ()):
                 if write.clock > saved.clock:
                     level = saved.need
-                    if not (_is_prefix(write.branches, saved.branches) or _is_prefix(saved.branches, write.branches)):
+                    agree = _is_prefix(write.branches, saved.branches) or _is_prefix(saved.branches, write.branches)
+                    if not agree or any(side == OPEN_SIDE for _, side in write.branches):
                         level = min(level, MAYBE)
                     return _Fault(node, saved, write, None, level)
         return None

@@ -45,7 +45,7 @@ class Program(Statements):
         self.proofs = proofs
         self.left = _FILE_STATEMENTS
         self.root_level = MAYBE
-        self.sums: dict[ast.AST, tuple[Site, Node, str, str]] = {}
+        self.sums: dict[ast.AST, tuple[Site, Node, str, str, Node]] = {}
 
     def read(self) -> list[Hit]:
         """All findings of the file."""
@@ -234,25 +234,25 @@ class Program(Statements):
         # An earlier round has added to it, and the losses themselves go through backward.
         if not _made_at(whole, node, whole.clock):
             return
-        self.sums[node] = (self.site(node), whole, ast.unparse(target), ast.unparse(term))
+        self.sums[node] = (self.site(node), whole, ast.unparse(target), ast.unparse(term), graph)
         state.heap[graph, "summed"] = 1
 
     def _note_terms(self, graph: Node) -> None:
-        for key, (_, whole, _, _) in list(self.sums.items()):
+        for key, (_, whole, _, _, term) in list(self.sums.items()):
             if _reaches(graph, whole.site.node):
-                self.sums[key] = (Site(key, "used"), whole, "", "")
+                self.sums[key] = (Site(key, "used"), whole, "", "", term)
 
     def _end_of_root(self, state: State) -> None:
-        for site, whole, name, value in self.sums.values():
-            if name and self._is_of_losses(whole, state):
+        for site, _, name, value, term in self.sums.values():
+            if name and self._is_loss(term):
                 values: dict[str, object] = {"name": name, "value": value}
                 self.report("GS422", "graph_grows", site, state, YES, values, [("bridge", site)], fix="detach")
         self.sums.clear()
 
-    def _is_of_losses(self, whole: Node, state: State) -> bool:
-        """Whether backward was called on the terms of a sum."""
+    def _is_loss(self, term: Node) -> bool:
+        """Whether backward was called on a term of a sum, or on what it is computed from."""
         roots = {root for _, root, _, _ in self.backwards if root is not None}
-        pending, seen = [whole], {whole}
+        pending, seen = [term], {term}
         while pending and len(seen) < 200:
             one = pending.pop()
             if one in roots:

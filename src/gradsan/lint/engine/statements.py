@@ -10,8 +10,10 @@ from dataclasses import replace
 from gradsan.heuristics import excludes_training
 from gradsan.lint.engine.assignments import Assignments, is_none_value
 from gradsan.lint.engine.base import EnoughError, Loop, LoopEntry
+from gradsan.lint.engine.expressions import is_instance
 from gradsan.lint.engine.state import State
 from gradsan.lint.engine.values import (
+    OPEN_SIDE,
     Bag,
     Branches,
     Choice,
@@ -37,6 +39,7 @@ class Statements(Assignments):
     def __init__(self, module: ast.Module) -> None:
         super().__init__(module)
         self._repeating: dict[ast.AST, bool] = {}
+        self._asked: dict[ast.AST, frozenset[int]] = {}
 
     def block(self, body: Many[ast.stmt], state: State) -> State | None:
         current: State | None = state
@@ -115,9 +118,17 @@ class Statements(Assignments):
         (fails if is_negated else holds).quiet = True
 
     def _narrow(self, test: ast.expr, state: State, holds: bool) -> None:
-        """Narrow ``x`` in the branches of ``if x is None``, where it is no choice any more."""
+        """Narrow ``x`` in the branches of ``if x is None`` and ``isinstance(x, A)``, where it is no choice any more."""
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             self._narrow(test.operand, state, not holds)
+            return
+        asked = self.asked_class(test, state)
+        if asked is not None:
+            value = self.evaluate(asked[0], state)
+            if isinstance(value, Choice) and isinstance(asked[0], ast.Name | ast.Attribute):
+                fitting = [one for one in value.values if is_instance(one, asked[1]) in (None, holds)]
+                if len(fitting) == 1:
+                    self.assign(asked[0], fitting[0], state)
             return
         target, is_none = test, not holds
         if isinstance(test, ast.Compare) and len(test.ops) == 1:
@@ -232,7 +243,9 @@ class Statements(Assignments):
             current = self.block(node.orelse, current)
         if current is not None:
             if held:
-                _leave_choices(current, held, branches)
+                if node not in self._asked:
+                    self._asked[node] = _asked_of_element(node)
+                _leave_choices(current, held, branches, self._asked[node])
             self.loop_ended(node, current)
         return current
 
@@ -277,6 +290,8 @@ class Statements(Assignments):
             return base.is_module
         name = base.name if isinstance(base, Path) else ""
         if name.startswith("torch.autograd"):
+            return False
+        if name.rpartition(".")[2] in ("Parameter", "UninitializedParameter", "Buffer"):
             return False
         return name.startswith("torch.nn.") or name.endswith("Module") or (bool(name) and "forward" in kind.functions)
 
@@ -330,23 +345,39 @@ def _memories_of(value: Value) -> tuple[Memory, ...]:
     return value.memories if isinstance(value, Tensor) else ()
 
 
-def _leave_choices(state: State, held: set[Memory], branches: Branches) -> None:
+def _asked_of_element(node: ast.For | ast.AsyncFor | ast.While) -> frozenset[int]:
+    """The choices in a loop that its element decides (``if i < n - 1``): the last round may take either side."""
+    if isinstance(node, ast.While):
+        return frozenset()
+    bound = {one.id for one in ast.walk(node.target) if isinstance(one, ast.Name)}
+    choices = (one for one in ast.walk(node) if isinstance(one, ast.If | ast.IfExp))
+    return frozenset(id(one) for one in choices if any(getattr(n, "id", "") in bound for n in ast.walk(one.test)))
+
+
+def _leave_choices(state: State, held: set[Memory], branches: Branches, asked: frozenset[int]) -> None:
     """After a loop, take what some round binds (``if i == layer: kept = x``) for that of a round before the last.
 
-    ``held`` are the memories that names had when the last round began, ``branches`` the choices around the loop.
+    ``held`` are the memories that names had when the last round began, ``branches`` the choices around the loop, and
+    ``asked`` those in it that its element decides: after the loop they hold no more than any other.
     """
     for name, value in state.names.items():
-        state.names[name] = _left_earlier(value, held, len(branches))
+        state.names[name] = _left_earlier(value, held, len(branches), asked)
 
 
-def _left_earlier(value: Value, held: set[Memory], depth: int) -> Value:
+def _left_earlier(value: Value, held: set[Memory], depth: int, asked: frozenset[int]) -> Value:
     if isinstance(value, Choice):
-        parts = tuple(_left_earlier(one, held, depth) for one in value.values)
+        parts = tuple(_left_earlier(one, held, depth, asked) for one in value.values)
         return value if parts == value.values else replace(value, values=parts)
     if not isinstance(value, Tensor) or not value.branches_of:
         return value
     earlier = tuple(one for one in value.memories if one in held or len(value.branches_of.get(one, ())) <= depth)
-    return value if not earlier or earlier == value.memories else replace(value, memories=earlier)
+    if earlier and earlier != value.memories:
+        return replace(value, memories=earlier)
+    lies = {
+        memory: tuple((one, OPEN_SIDE if one in asked else side) for one, side in there)
+        for memory, there in value.branches_of.items()
+    }
+    return value if lies == value.branches_of else replace(value, branches_of=lies)
 
 
 def _is_backward(node: ast.AST) -> bool:

@@ -218,6 +218,7 @@ class Tensors(Base):
         made = Tensor(
             tensor.memories, grad, None, clock, False, True, kind, tensor.is_cut or cut, tensor.is_counted,
             tensor.is_array, (), _text(node) or tensor.text, tensor.constant, tensor.is_reduced, tensor.terms,
+            tensor.branches_of,
         )  # fmt: skip
         if tensor.view in ("expand", "pieces") and kind == "view":
             made.view = tensor.view

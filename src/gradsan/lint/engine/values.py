@@ -20,6 +20,7 @@ NODES_WALKED: Final = 3_000
 """The most Nodes that are looked at from one."""
 
 Branches: TypeAlias = tuple[tuple[int, int], ...]
+OPEN_SIDE = -2  # of a choice that the last round of a loop may have made either way
 """The undecided choices around a place: (the choice, its branch), outermost first."""
 
 
