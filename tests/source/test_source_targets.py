@@ -60,7 +60,7 @@ WRITTEN = [
     ("assert x.add_(1)", "add_", "x", True),
     ("print(f'{x.add_(1)!r:.0}', end='')", "add_", "x", True),
     ("x.subtract_(1)", "subtract_", "x", True),
-    ("x.data = y", "data", "x", True),
+    ("x.data = y", "data =", "x", True),
 ]
 TORCH = """
     import torch
@@ -111,7 +111,7 @@ def _ids(cases):
 @each(("text", "op", "expected", "line_tells"), WRITTEN, ids=_ids(WRITTEN))
 def test_written_by_columns_and_by_line(tmp_path, text, op, expected, line_tells):
     ran = run_with_fakes(tmp_path, text)
-    frame = Frame(ran.file, ran.text.count("\n"), "<module>") if op == "data" else ran.frame(op)
+    frame = Frame(ran.file, ran.text.count("\n"), "<module>") if op == "data =" else ran.frame(op)
     if frame.column is not None:
         assert written_expression(frame, op) == expected
     assert written_expression(without_columns(frame), op) == (expected if line_tells else None)

@@ -214,10 +214,13 @@ class Uncounted(Detector):
         core = self._core
         descriptor = standing(torch.Tensor, "data")
 
-        def unseen(tensor: torch.Tensor) -> Any:
+        def unseen(tensor: torch.Tensor, value: Any) -> Any:
             with _torch.hushed():
                 memory = _memory(tensor)
-                return memory and (memory, _torch.weak_storage(tensor.untyped_storage()))
+                held = _torch.weak_storage(tensor.untyped_storage()) if memory else None
+                # ``h.data = h.data.contiguous()`` changes no number. Parameters are not compared: they are large.
+                is_result = type(tensor) is torch.Tensor is type(value) and tensor.requires_grad
+                return memory, held, is_result and held is not None and held.has_bytes_of(value, memory[1])
 
         def asked(args: tuple[Any, ...], _: dict[str, Any]) -> None:
             if not _torch.is_compiling():
@@ -225,20 +228,20 @@ class Uncounted(Detector):
                 guard(lambda: self._open_data(args[0], stack))
 
         def given(held: Any, args: tuple[Any, ...], _: dict[str, Any], __: Any) -> None:
-            tensor, (before, storage) = args[0], held or (None, None)
+            tensor, (before, storage, is_copy) = args[0], held or (None, None, False)
             with _torch.hushed():
-                is_other = _memory(tensor) != before
+                is_other = _memory(tensor) != before and not is_copy
             if is_other:
                 stack = core.stack(1)
                 guard(lambda: self._replace(tensor, stack, before, storage))
                 for note in self.on_replaced:
                     guard(functools.partial(note, tensor, args[1], before, stack))
-            elif args[1] is not tensor:
+            elif args[1] is not tensor and not is_copy:
                 stack = core.stack(1)
                 guard(lambda: self.on_given_again(tensor, args[1], stack))
 
         get = core.listener(descriptor.__get__, asked, None)
-        put = core.listener(descriptor.__set__, lambda args, _: unseen(args[0]), given)
+        put = core.listener(descriptor.__set__, lambda args, _: unseen(*args), given)
         patches.set(torch.Tensor, "data", property(get, put, descriptor.__delete__))
 
     def _open_data(self, tensor: torch.Tensor, stack: RawStack) -> None:
@@ -248,8 +251,7 @@ class Uncounted(Detector):
             note(tensor)
 
     def _replace(self, tensor: torch.Tensor, stack: RawStack, before: Any, storage: Any) -> None:
-        core = self._core
-        clock = core.tick()
+        clock = self._core.tick()
         # The memory may have another name with another counter: a flat buffer, for example.
         self.open(tensor, "data_attribute", stack)
         self.on_bypass()
@@ -260,8 +262,7 @@ class Uncounted(Detector):
         self.youngest = max(self.youngest, number)
 
     def _storage_written(self, name: str, _: Any, args: tuple[Any, ...], __: Any, stack: RawStack) -> None:
-        storage = args[0]
-        flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        flat = torch.empty(0, dtype=torch.uint8, device=args[0].device).set_(args[0])
         self.log(flat, "storage_alias", name, "op", stack)
 
     def _mapped(self, name: str, _: Any, args: tuple[Any, ...], __: Any, stack: RawStack) -> None:

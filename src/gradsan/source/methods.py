@@ -22,6 +22,8 @@ ALIASING_METHODS = _words(
     adjoint __array__ __dlpack__"""
 )
 ALIASING_ATTRIBUTES = frozenset({"data", "T", "mT", "H", "mH", "real", "imag"})
+# Conversions, methods and functions, that return a copy, or the tensor itself where there is nothing to convert.
+CONVERSIONS = _words("asarray as_tensor bfloat16 contiguous cpu cuda double float half to type type_as")
 # Methods which return several views; an index after them selects one.
 PIECES = _words("chunk split split_with_sizes unsafe_chunk unsafe_split tensor_split unbind hsplit vsplit dsplit")
 

@@ -54,7 +54,7 @@ _ROUNDS = (1, 2, 4, 8, 16, 32)
 _STACKS, _LINES, _NODES = 256, 2_000, 2_000
 _ADDS_UP = frozenset({"add_", "sub_", "__iadd__", "__isub__", "index_add_", "scatter_add_", "logical_or_", "__ior__"})
 _SECOND = re.compile(
-    r"[\w\]]\s*=\s*\w+(\[[^]]*\])?(\.\w+\([^()]*\))?\s*(,|#|$)|=\s*\w+\.\w+_\(|\+=\s*\[|\.(append|appendleft|insert)\("
+    r"[\w\]]\s*=\s*\w+(\[[^]]*\])?(\.\w+\([^()]*\))*\s*(,|#|$)|=\s*\w+\.\w+_\(|\+=\s*\[|\.(append|appendleft|insert)\("
 )
 
 
@@ -146,7 +146,8 @@ class SecondNames(Finder):
             return
         is_held = _is_held(found.second.name, last.storage, sys._getframe(1))
         # The source may show an argument where the function had made another tensor of it.
-        if (found.second.kind == "returned" and not is_held) or (found.second.kind == "argument" and is_held is False):
+        is_open = found.second.kind in ("returned", "converted")  # a conversion may have copied
+        if (is_open and not is_held) or (found.second.kind == "argument" and is_held is False):
             return
         tensors = naming.find(sys._getframe(1), lambda one: _torch.storage_or_none(one) == last.storage)
         held = next((one.tensor for one in tensors), None)
@@ -227,7 +228,7 @@ class _Found(NamedTuple):
 
 
 _ROW_OF = {
-    **dict.fromkeys(("name", "compared", "result"), NAMED),
+    **dict.fromkeys(("name", "compared", "result", "converted"), NAMED),
     **dict.fromkeys(("list", "part"), LISTED),
     "slice": "slices_overlap",
     "argument": GIVEN,

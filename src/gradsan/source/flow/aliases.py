@@ -24,10 +24,11 @@ from gradsan.source.identifiers import (
     parameters,
 )
 from gradsan.source.locate import Statement, expression_at, statement_at
-from gradsan.source.methods import FUNCTIONS_MAKING_NEW, LIST_ADDS, MAKING_NEW, PIECES
+from gradsan.source.methods import CONVERSIONS, FUNCTIONS_MAKING_NEW, LIST_ADDS, MAKING_NEW, PIECES
 from gradsan.source.tree import FunctionNode, SourceFile, read_source
 
 _DEPTH = 3
+_SHOWS_ALL = frozenset({"detach", "squeeze", "t", "unsqueeze", "view", "view_as"})
 
 
 def read_as_before(name: str, call: Frame, read: Frame) -> str | None:
@@ -292,3 +293,26 @@ def overlap(one: ast.Subscript, other: ast.Subscript) -> bool:
         return False
     ends = [ast.unparse(part) for part in pairs[0]]
     return any(re.fullmatch(r":-\d+", a) and re.fullmatch(r"\d+:", b) for a, b in (ends, ends[::-1]))
+
+
+def unconverted(value: ast.expr) -> ast.expr:
+    """``clean`` of ``clean.float().contiguous()``, of ``torch.as_tensor(clean)``, and of a view."""
+    while isinstance(inner := viewed(value), ast.Call) and (name := leaf_name(inner.func)) in CONVERSIONS:
+        is_method = isinstance(inner.func, ast.Attribute) and name not in ("as_tensor", "asarray")
+        given = [inner.func.value] if isinstance(inner.func, ast.Attribute) and is_method else inner.args
+        if not given:
+            break
+        value = given[0]
+    return viewed(value)
+
+
+def viewed(value: ast.expr) -> ast.expr:
+    """``pos`` of ``pos.view(1, -1)``, ``pos.detach()`` and ``pos[None]``, which are the same memory."""
+    while True:
+        called = value.func if isinstance(value, ast.Call) else None
+        if isinstance(called, ast.Attribute) and called.attr in _SHOWS_ALL:
+            value = called.value
+        elif isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Constant) and value.slice.value is None:
+            value = value.value
+        else:
+            return value.value if isinstance(value, ast.Attribute) and value.attr == "data" else value

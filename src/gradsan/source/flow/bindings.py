@@ -31,6 +31,7 @@ from gradsan.source.methods import (
     ADDING,
     ALIASING_ATTRIBUTES,
     ALIASING_METHODS,
+    CONVERSIONS,
     CUTTING,
     MADE_FROM_NOTHING,
     PIECES,
@@ -359,15 +360,6 @@ def method_receiver(frame: Frame) -> str | None:
     return chain_key(call.func.value)
 
 
-_CONVERSIONS = frozenset(
-    {
-        *("float", "double", "half", "bfloat16", "to", "type", "as_tensor"),
-        *("asarray", "contiguous", "cpu", "cuda", "type_as"),
-    }
-)
-"""Conversions that return a copy, or the tensor itself where there is nothing to convert."""
-
-
 def taken_for_own(frame: Frame, name: str) -> Literal["conversion", "element"] | None:
     """The origin of ``name`` in the function at ``frame``: a conversion, or an element of something larger.
 
@@ -394,7 +386,7 @@ def passed_for_own(inner: Frame, outer: Frame, name: str) -> Literal["conversion
 
 def _own_by(value: ast.expr | None) -> Literal["conversion", "element"] | None:
     name = leaf_name(value.func) if isinstance(value, ast.Call) else None
-    if name in _CONVERSIONS:
+    if name in CONVERSIONS:
         return "conversion"
     return "element" if isinstance(value, ast.Subscript) or name in ("narrow", "select") else None
 

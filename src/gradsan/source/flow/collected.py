@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
+from gradsan.source.flow.aliases import viewed
 from gradsan.source.flow.rounds import deque_made
 from gradsan.source.identifiers import (
     assigned_names,
@@ -23,7 +24,6 @@ from gradsan.source.methods import BLANK, CONTAINERS, LIST_ADDS, TAKING_OUT
 from gradsan.source.tree import SourceFile, read_source
 
 _UPDATES = frozenset({"add_", "sub_", "mul_", "div_", "addcmul_", "clamp_", "neg_", "pow_"})
-_SHOWS_ALL = frozenset({"detach", "squeeze", "t", "unsqueeze", "view", "view_as"})
 
 
 def detach_collected(
@@ -399,15 +399,3 @@ def _written_part(given: Sequence[ast.expr | None], written: str) -> ast.expr | 
         if found is not None:
             return found
     return None
-
-
-def viewed(value: ast.expr) -> ast.expr:
-    """``pos`` of ``pos.view(1, -1)``, ``pos.detach()`` and ``pos[None]``, which are the same memory."""
-    while True:
-        called = value.func if isinstance(value, ast.Call) else None
-        if isinstance(called, ast.Attribute) and called.attr in _SHOWS_ALL:
-            value = called.value
-        elif isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Constant) and value.slice.value is None:
-            value = value.value
-        else:
-            return value.value if isinstance(value, ast.Attribute) and value.attr == "data" else value

@@ -10,8 +10,8 @@ from typing import Literal
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
-from gradsan.source.flow.aliases import bound_parts, overlap
-from gradsan.source.flow.collected import is_emptied, is_inside, keepers, kept_before, part_keepers, viewed
+from gradsan.source.flow.aliases import bound_parts, overlap, unconverted, viewed
+from gradsan.source.flow.collected import is_emptied, is_inside, keepers, kept_before, part_keepers
 from gradsan.source.flow.reaching import Definition, State, are_compared, reaching
 from gradsan.source.flow.scopes import as_key
 from gradsan.source.identifiers import (
@@ -35,16 +35,16 @@ _COUNTS = LIST_ADDS | {"backward", "extend", "save_for_backward"}
 """Methods whose calls are bare statements and still contribute to a loss; others only display something."""
 
 
-Kind = Literal[
-    "name", "compared", "slice", "result", "list", "part", "argument", "twice", "returned", "gradient", "default"
-]
+_Bound = Literal["name", "compared", "converted", "slice", "result"]
+Kind = Literal[_Bound, "list", "part", "argument", "twice", "returned", "gradient", "default"]
 
 
 @dataclass(frozen=True, slots=True)
 class SecondName:
     """Another name of a written tensor: ``name``, bound at the line ``bound`` and read at the line ``read``.
 
-    ``kind`` is ``name`` where both names are read after the write, as if they were two values, ``compared`` where one
+    ``kind`` is ``name`` where both names are read after the write, as if they were two values, ``converted`` where that
+    is so unless ``clean.float()`` has copied, ``compared`` where one
     is subtracted from the other or compared with it, ``slice`` where both are overlapping slices, ``result`` where the
     second is the result of an in-place method (``noisy = clean.add_(noise)``), ``list`` where each iteration of a loop
     adds the value to the list ``name``, ``part`` where it adds a part that the statement fills, ``returned`` where one
@@ -176,7 +176,8 @@ def _by_name(statement: Statement, written: str, scope: ScopeNode, statements: l
             if _is_shaped(alias.value) and not _read_together(statement, written, other, statements):
                 continue
             if is_compared or _is_of_round(statement, alias, given):
-                kind: Literal["compared", "name"] = "compared" if is_compared else "name"
+                kind: Kind = "compared" if is_compared else "name"
+                kind = kind if unconverted(alias.value) is viewed(alias.value) else "converted"
                 return SecondName(other, kind, alias.lineno, read, statement.source.span(alias.value))
     return None
 
@@ -234,7 +235,7 @@ def _is_blank(value: ast.expr) -> bool:
 def _pairs(alias: ast.Assign, written: str) -> Iterator[tuple[str, str]]:
     """Pairs of the other name and of the one of both that the assignment reads."""
     targets = [one.id for one in alias.targets if isinstance(one, ast.Name)]
-    value = viewed(alias.value)
+    value = unconverted(alias.value)
     # ``batch['x']`` is an element of a dict; ``table[0]`` may be a part that is to be written.
     is_name = isinstance(value, ast.Name) or (
         isinstance(value, ast.Subscript) and isinstance(constant_key(value.slice), str)

@@ -223,7 +223,7 @@ def written_target(source: SourceFile, node: ast.AST, op: str, inner: Sequence[F
         is_store = isinstance(node.ctx, ast.Store) and op in SETITEM_OPS
         return _root(source, node.value) if is_store else None
     if isinstance(node, ast.Attribute):
-        is_store = isinstance(node.ctx, ast.Store) and node.attr == "data" and op in ("data", "set_data", "__set__")
+        is_store = isinstance(node.ctx, ast.Store) and node.attr == "data" and op == "data ="
         return _root(source, node.value) if is_store else None
     return _written_by_call(source, node, op, inner) if isinstance(node, ast.Call) else None
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from gradsan.heuristics import compares_values
 from gradsan.model import Frame, Lines
 from gradsan.source.change import Change, Edit, checked, edited_lines
-from gradsan.source.flow.collected import bound_anew, is_inside, viewed
+from gradsan.source.flow.aliases import viewed
+from gradsan.source.flow.collected import bound_anew, is_inside
 from gradsan.source.flow.reuse import SecondName, reads_value, statements_of
 from gradsan.source.identifiers import assigned_names, assigned_pairs, chain_key, leaf_name
 from gradsan.source.locate import at_line, at_span, statement_at
