@@ -48,6 +48,7 @@ class Earlier(NamedTuple):
     sequence: int
     memory: Any
     storage: Any
+    is_copy: bool
 
 
 class Replaced(NamedTuple):
@@ -61,6 +62,9 @@ class Replaced(NamedTuple):
 
     def is_given_back(self, tensor: torch.Tensor, is_since: Callable[[Any], bool], core: Core) -> bool:
         """Whether the tensor has the memory that it had before the first replacement since then, or a copy of it."""
+        given, now = [one for one in self.earlier if is_since(one)], _memory(tensor)
+        if now is not None and all(one.is_copy for one in given):
+            return not any(raw.storage == now[0] and is_since(raw) for raw in logged_writes(core))
         first = next((at for at, one in enumerate(self.earlier) if is_since(one)), None)
         if first is None or (first == 0 and len(self.earlier) == _REPLACEMENTS_KEPT):
             return False
@@ -201,13 +205,7 @@ class Uncounted(Detector):
             after(torch.UntypedStorage, name, functools.partial(self._storage_written, name))
         for name in ("apply_", "map_", "map2_"):
             after(torch.Tensor, name, functools.partial(self._mapped, name))
-        after(
-            torch,
-            "_amp_foreach_non_finite_check_and_unscale_",
-            lambda _r, args, _k, stack: self.log(
-                list(args[0]), "kernel_without_schema", "GradScaler.unscale_", "op", stack
-            ),
-        )
+        after(torch, "_amp_foreach_non_finite_check_and_unscale_", self._unscaled)
         after(torch.nn.functional, "batch_norm", self._normalised, self._is_normalising_due)
 
     def _watch_data(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:
@@ -230,13 +228,14 @@ class Uncounted(Detector):
         def given(held: Any, args: tuple[Any, ...], _: dict[str, Any], __: Any) -> None:
             tensor, (before, storage, is_copy) = args[0], held or (None, None, False)
             with _torch.hushed():
-                is_other = _memory(tensor) != before and not is_copy
+                is_other = _memory(tensor) != before
             if is_other:
                 stack = core.stack(1)
-                guard(lambda: self._replace(tensor, stack, before, storage))
+                had = Earlier(core.tick(), _torch.sequence_number(), before, storage, is_copy)
+                guard(lambda: self._replace(tensor, stack, had))
                 for note in self.on_replaced:
                     guard(functools.partial(note, tensor, args[1], before, stack))
-            elif args[1] is not tensor and not is_copy:
+            elif args[1] is not tensor:
                 stack = core.stack(1)
                 guard(lambda: self.on_given_again(tensor, args[1], stack))
 
@@ -250,20 +249,21 @@ class Uncounted(Detector):
         for note in self.on_data_read:
             note(tensor)
 
-    def _replace(self, tensor: torch.Tensor, stack: RawStack, before: Any, storage: Any) -> None:
-        clock = self._core.tick()
+    def _replace(self, tensor: torch.Tensor, stack: RawStack, had: Earlier) -> None:
         # The memory may have another name with another counter: a flat buffer, for example.
         self.open(tensor, "data_attribute", stack)
         self.on_bypass()
-        number = _torch.sequence_number()
         known = self.replacement_of(tensor)
-        earlier = [*(known.earlier if known else ()), Earlier(clock, number, before, storage)][-_REPLACEMENTS_KEPT:]
-        self.replaced[id(tensor)] = Replaced(_torch.weak_tensor(tensor), clock, stack, number, tuple(earlier))
-        self.youngest = max(self.youngest, number)
+        earlier = (*(known.earlier if known else ()), had)[-_REPLACEMENTS_KEPT:]
+        self.replaced[id(tensor)] = Replaced(_torch.weak_tensor(tensor), had.clock, stack, had.sequence, earlier)
+        self.youngest = max(self.youngest, had.sequence)
 
     def _storage_written(self, name: str, _: Any, args: tuple[Any, ...], __: Any, stack: RawStack) -> None:
         flat = torch.empty(0, dtype=torch.uint8, device=args[0].device).set_(args[0])
         self.log(flat, "storage_alias", name, "op", stack)
+
+    def _unscaled(self, _: Any, args: tuple[Any, ...], __: Any, stack: RawStack) -> None:
+        self.log(list(args[0]), "kernel_without_schema", "GradScaler.unscale_", "op", stack)
 
     def _mapped(self, name: str, _: Any, args: tuple[Any, ...], __: Any, stack: RawStack) -> None:
         self.log(args[0], "kernel_without_schema", name, "op", stack)
