@@ -180,11 +180,11 @@ def _is_slope(x: torch.Tensor, y: torch.Tensor, returned: torch.Tensor, got: tor
 
 def _read_of_context(node: Any) -> tuple[str | None, dict[str, Any]]:
     """The first tensor that the backward of ``node`` reads from an attribute of ``ctx``: its name and facts."""
-    from gradsan.detect.function_conflicts import kept_tensors
+    from gradsan.detect.function_conflicts import kept_values
 
     kind = None if node is None else _torch.function_class(node)
-    kept = kept_tensors(kind, vars(node)) if kind is not None else ()
-    return next(((f"ctx.{path}", _torch.facts_of(one)) for path, one in kept), (None, {}))
+    kept = kept_values(kind, vars(node)) if kind is not None else ()
+    return next(((f"ctx.{path}", _torch.facts_of(one)) for path, one in kept if _torch.is_tensor(one)), (None, {}))
 
 
 @cached_by_class

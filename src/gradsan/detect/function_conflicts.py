@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, ModuleType
@@ -18,7 +19,7 @@ from gradsan._collector import cached_by_class
 from gradsan.detect.memory import Noted, Overwritten
 from gradsan.graph import conflicts, naming
 from gradsan.graph.bytecode import functions_of, getattr_static, reads_of, values_read
-from gradsan.model import Bridge, Conflict, Name, Save, Site
+from gradsan.model import Bridge, Conflict, Name, Region, Save, Site, TensorInfo, Write
 from gradsan.record.ledger import call_that_made
 from gradsan.record.log import Log, RawStack
 from gradsan.record.stacks import definition_site, symbolise
@@ -27,14 +28,55 @@ from gradsan.record.steps import BackwardRecord, StepLog
 CONTEXT, UNMARKED = "context_attribute", "missing_mark_dirty"
 
 
+_BYTES_OF_AN_ARRAY = 16 * 2**20
+
+
+class NotedArray:
+    """A NumPy array of the program's own memory at some moment, by a checksum: no log has what writes it.
+
+    ``written`` is the call of a Function, its clock and stack, during which it was written; None where that is unknown.
+    """
+
+    __slots__ = ("_checksum", "version", "weak", "written")
+
+    def __init__(self, array: Any) -> None:
+        self.weak, self.version = weakref.ref(array), 0
+        self._checksum = zlib.crc32(array.tobytes())
+        self.written: tuple[int, RawStack] | None = None
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the array lives, and has other bytes."""
+        array = self.weak()
+        return array is not None and zlib.crc32(array.tobytes()) != self._checksum
+
+    def overwritten(self, array: Any) -> Overwritten | None:
+        """Return what is known of the writes; None where there were none."""
+        if not self.is_changed:
+            return None
+        region = Region(0, array.shape, tuple(one // array.itemsize for one in array.strides), array.itemsize)
+        info = TensorInfo(array.shape, str(array.dtype), "cpu", 0, region)
+        if self.written is None:
+            return Overwritten(info, (), 0, None, 1)
+        clock, stack = self.written
+        write = Write(clock=clock, site=symbolise(stack), op="apply", kind="op", version=None, region=None)
+        return Overwritten(info, (write,), 0, write.site, 0)
+
+
+def noted_array(value: Any) -> NotedArray | None:
+    """Note an array; None for a large one, and one of objects."""
+    is_small = type(value).__name__ == "ndarray" and value.nbytes <= _BYTES_OF_AN_ARRAY
+    return NotedArray(value) if is_small and not value.dtype.hasobject else None
+
+
 class Kept(NamedTuple):
-    """Tensors that a Function has left on ``ctx``, by (attribute, note). ``code`` is that of its forward."""
+    """What a Function has left on ``ctx``, by (attribute, note). ``code`` is that of its forward."""
 
     name: str
     code: Any
     stack: RawStack
     clock: int
-    tensors: tuple[tuple[str, Noted], ...]
+    values: tuple[tuple[str, Noted | NotedArray], ...]
     number: int
 
 
@@ -70,11 +112,11 @@ def of_kept(
     node: Node,
     kept: Kept,
     path: str,
-    noted: Noted,
+    noted: Noted | NotedArray,
     overwritten: Overwritten,
 ) -> Conflict:
-    """Return the conflict of a tensor that was kept as ``ctx.<path>`` and written since."""
-    tensor = noted.weak()
+    """Return the conflict of a tensor, or array, that was kept as ``ctx.<path>`` and written since."""
+    tensor = noted.weak() if isinstance(noted, Noted) else None
     return Conflict(
         save=Save(
             clock=kept.clock,
@@ -139,39 +181,42 @@ _NO_HOLDERS = (torch.nn.Module, ModuleType, FunctionType, type)
 """Types without tensors, or with state of their own that changes in use, parameters above all."""
 
 
-def kept_tensors(kind: Any, attributes: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors that a Function keeps on ``ctx`` and whose values its backward reads, each with its path.
+def kept_values(kind: Any, attributes: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors, and NumPy arrays, that a Function keeps on ``ctx`` and its backward reads, with their paths.
 
     They are searched in lists, tuples and dicts, and in the attributes of an object that backward reads by name.
     """
     names, codes = _read_of_context(kind), _codes_of_backward(kind)
     for name, value in attributes.items():
         if names is None or name in names:
-            yield from _tensors_in(name, value, codes)
+            yield from _values_in(name, value, codes)
 
 
-def holds(attributes: dict[str, Any], tensor: torch.Tensor) -> bool:
-    """Whether the attributes still hold a tensor."""
-    return any(one is tensor for _, one in _tensors_in("", attributes, None))
+def holds(attributes: dict[str, Any], value: Any) -> bool:
+    """Whether the attributes still hold a tensor, or an array."""
+    return any(one is value for _, one in _values_in("", attributes, None))
 
 
-def _tensors_in(
+def _values_in(
     path: str, value: Any, codes: tuple[CodeType, ...] | None, depth: int = 0, is_inside: bool = False
 ) -> Iterator[tuple[str, Any]]:
-    while type(value).__name__ == "ndarray":  # over the memory of a tensor
-        value = value.base
-    if _torch.is_tensor(value):
+    memory = value
+    while type(memory).__name__ == "ndarray":
+        memory = memory.base
+    if _torch.is_tensor(memory):
+        value = memory
+    if _torch.is_tensor(value) or type(value).__name__ == "ndarray":
         yield path, value
     elif depth >= _DEEPEST:
         return
     elif isinstance(value, (list, tuple, dict)):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, item in list(items)[:_ITEMS]:
-            yield from _tensors_in(f"{path}[{key!r}]", item, codes, depth + 1, is_inside)
+            yield from _values_in(f"{path}[{key!r}]", item, codes, depth + 1, is_inside)
     elif not is_inside:
         for name, item in _attributes_of(value):
             if codes is None or any(values_read(code, name) for code in codes):
-                yield from _tensors_in(f"{path}.{name}", item, codes, depth + 1, True)
+                yield from _values_in(f"{path}.{name}", item, codes, depth + 1, True)
 
 
 def _attributes_of(value: Any) -> list[tuple[str, Any]]:

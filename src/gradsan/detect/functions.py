@@ -40,7 +40,7 @@ from gradsan.record.steps import BackwardRecord, RawBackward, read_backward
 
 if TYPE_CHECKING:
     from gradsan.detect.function_backwards import FunctionBackwards
-    from gradsan.detect.function_conflicts import Kept, Unmarked
+    from gradsan.detect.function_conflicts import Kept, NotedArray, Unmarked
     from gradsan.detect.one_tensor.function_places import KeptForAllCalls
 
 Guard = Callable[[Callable[[], object]], None]
@@ -85,6 +85,8 @@ class Functions(Detector):
         self._early_seen: set[Any] = set()
         self._backwards: FunctionBackwards | None = None
         self._kept: weakref.WeakKeyDictionary[Any, Kept] = weakref.WeakKeyDictionary()
+        self._arrays: list[NotedArray] = []
+        """The arrays that the last call of a Function has kept, which the next one may write."""
         self._unmarked: deque[Unmarked] = deque(maxlen=_UNMARKED_KEPT)
         self._places: KeptForAllCalls | None = None
         self._forwards: set[CodeType] = set()
@@ -92,6 +94,7 @@ class Functions(Detector):
     def forget(self) -> None:
         self._unmarked.clear()
         self._places = None
+        self._arrays.clear()
         self._early.clear()
         self._early_seen.clear()
         self._backwards = None
@@ -173,6 +176,8 @@ class Functions(Detector):
         return list(self._kept.items())
 
     def _before(self, args: tuple[Any, ...]) -> Before | None:
+        if self._arrays:
+            self._arrays = [one for one in self._arrays if not one.is_changed]
         try:
             # Inlined, because it runs at every call of every custom Function.
             versions = [
@@ -217,15 +222,19 @@ class Functions(Detector):
             return
         from gradsan.detect import function_conflicts
 
-        kept = [
+        stack, core = self._core.stack(1), self._core
+        for one in self._arrays:
+            one.written = (core.tick(), stack) if one.is_changed else None
+        kept: list[tuple[str, Any]] = [
             (path, noted)
-            for path, tensor in function_conflicts.kept_tensors(kind, attributes)
-            if (noted := self._notes.note(tensor)) is not None
+            for path, value in function_conflicts.kept_values(kind, attributes)
+            if (noted := self._notes.note(value) if _torch.is_tensor(value) else function_conflicts.noted_array(value))
+            is not None
         ]
+        self._arrays = [noted for _, noted in kept if isinstance(noted, function_conflicts.NotedArray)]
         if kept:
             self._listeners.call_before_backward(self.before_backward)
-            number, core = _torch.node_sequence(node) or 0, self._core
-            stack, code = core.stack(1), forward_code(kind)
+            number, code = _torch.node_sequence(node) or 0, forward_code(kind)
             self._kept[node] = function_conflicts.Kept(kind.__name__, code, stack, core.tick(), tuple(kept), number)
 
     def _look_for_early(self, kind: Any, node: Node, args: tuple[Any, ...], before: Before) -> None:
@@ -293,13 +302,18 @@ class Functions(Detector):
             )
         )
 
-    def _changed(self, node: Node, kept: Kept) -> Iterator[tuple[str, Noted, Any]]:
-        from gradsan.detect.function_conflicts import holds
+    def _changed(self, node: Node, kept: Kept) -> Iterator[tuple[str, Any, Any]]:
+        from gradsan.detect.function_conflicts import NotedArray, holds
 
-        for path, noted in kept.tensors:
-            tensor = noted.weak()
-            overwritten = None if tensor is None else self._notes.changed(noted, tensor)
-            if overwritten is not None and holds(vars(node), tensor):
+        for path, noted in kept.values:
+            value = noted.weak()
+            if value is None:
+                continue
+            if isinstance(noted, NotedArray):
+                overwritten = noted.overwritten(value)
+            else:
+                overwritten = self._notes.changed(noted, value)
+            if overwritten is not None and holds(vars(node), value):
                 yield path, noted, overwritten
 
 

@@ -135,9 +135,16 @@ def reads_of_method(kind: type, name: str) -> ClassReads:
     return ClassReads(frozenset(attributes), frozenset(bound), tuple(map(weakref.ref, functions)))
 
 
+_TWICE = frozenset({"COPY", "DUP_TOP", "DUP_TOP_TWO"})
+"""Instructions of an augmented assignment: in front of the attribute, or behind the index of its element."""
+
+
 @functools.lru_cache(maxsize=4096)
 def values_read(code: CodeType, attribute: str) -> bool:
-    """Whether ``code`` reads more of ``something.attribute`` than its shape or type, judged by the next instruction."""
+    """Whether ``code`` reads more of ``something.attribute`` than its shape or type, judged by the next instruction.
+
+    What it only counts up, ``ctx.calls[0] += 1``, has no part in what it computes.
+    """
     instructions = [one for one in dis.get_instructions(code) if one.opname not in _WITHOUT_EFFECT]
     for position, one in enumerate(instructions):
         if one.opname in ("LOAD_ATTR", "LOAD_METHOD") and one.argval == attribute:
@@ -146,7 +153,8 @@ def values_read(code: CodeType, attribute: str) -> bool:
                 following.argval if following is not None and following.opname in ("LOAD_ATTR", "LOAD_METHOD") else None
             )
             called = str(instructions[position - 2].argval) if position >= 2 else ""
-            if asked not in ASKS_FOR_SHAPE and not called.endswith("_like"):
+            twice = {one.opname for one in instructions[max(position - 1, 0) : position + 3 : 3]}
+            if asked not in ASKS_FOR_SHAPE and not called.endswith("_like") and twice.isdisjoint(_TWICE):
                 return True
     return any(values_read(inner, attribute) for inner in code.co_consts if isinstance(inner, CodeType))
 

@@ -75,10 +75,14 @@ def context_attribute(facts: Facts) -> Diagnosis | None:
     if conflict.bypass != "context_attribute":
         return None
     kept = f"ctx.{conflict.save.slot}"
-    values = {"function": facts.op, "attribute": kept, "name": facts.name}
-    written = label_texts.written(facts, facts.writes)
     site = conflict.function_site
     definition = site.frames[-1] if site is not None and site.frames else None
+    # The tensor's own name, where the forward keeps a variable: "running, kept by RunningMean as mean".
+    own = source.name_kept(definition, conflict.save.slot or "") if definition is not None else None
+    if not conflict.names:
+        facts = replace(facts, name=own or kept)
+    values = {"function": facts.op, "attribute": kept, "name": facts.name}
+    written = label_texts.written(facts, facts.writes)
     attribute = (conflict.save.slot or "").partition(".")[0].partition("[")[0]
     assigned = source.kept_on_context(definition, attribute) if definition is not None else None
     where = (
@@ -102,8 +106,6 @@ def context_attribute(facts: Facts) -> Diagnosis | None:
         ),
         fixes=value_fixes.for_context(facts),
     )
-    # The tensor's own name, where the forward keeps a variable: "running, kept by RunningMean as mean".
-    own = source.name_kept(definition, conflict.save.slot or "") if definition is not None else None
     return replace(found, tensor=None if found.tensor is None else replace(found.tensor, name=own or kept))
 
 

@@ -25,7 +25,7 @@ _SAME_MEMORY = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class SavedEarly:
-    """An argument ``name`` that the line ``line`` passes to ``save_for_backward``, before it is written in place."""
+    """A tensor ``name`` that the line ``line`` saves, or keeps on ``ctx``, before it is written in place."""
 
     name: str
     line: int
@@ -33,27 +33,37 @@ class SavedEarly:
 
 
 def saved_early(write: Frame, op: str) -> SavedEarly | None:
-    """The saved argument that the operation ``op`` at ``write``, in a Function's forward, writes after the save."""
+    """What a Function's forward saves, or keeps on ``ctx``, and the operation ``op`` at ``write`` writes after that."""
     statement, name = statement_at(write), written_expression(write, op)
     if statement is None or name is None or not isinstance(statement.function, _Method):
         return None
     nodes = list(local_nodes(statement.function))
-    saving = (node for node in nodes if isinstance(node, ast.Call) and leaf_name(node.func) == "save_for_backward")
-    call = next((node for node in saving if node.lineno < statement.node.lineno), None)
-    argument = next((one for one in call.args if chain_key(one) == name), None) if call is not None else None
-    if call is None or argument is None:
+    given = (one for node in nodes for one in _saved_by(node, statement.function))
+    earlier = (one for one in given if one[0] < statement.node.lineno)
+    line, argument = next((one for one in earlier if chain_key(one[1]) == name), (0, None))
+    if argument is None:
         return None
     between = [
         node
         for node in nodes
-        if isinstance(node, ast.Assign | ast.AnnAssign) and call.lineno < node.lineno < statement.node.lineno
+        if isinstance(node, ast.Assign | ast.AnnAssign) and line < node.lineno < statement.node.lineno
     ]
     is_bound_anew = any(name in assigned_names(node) for node in between)
-    return None if is_bound_anew else SavedEarly(name, call.lineno, argument)
+    return None if is_bound_anew else SavedEarly(name, line, argument)
+
+
+def _saved_by(node: ast.AST, forward: _Method) -> Iterator[tuple[int, ast.expr]]:
+    """The arguments of ``ctx.save_for_backward(x)``, and the value of ``ctx.x = x``, with their line."""
+    if isinstance(node, ast.Call) and leaf_name(node.func) == "save_for_backward":
+        yield from ((node.lineno, one) for one in node.args)
+    elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Attribute):
+        owner = node.targets[0].value
+        if isinstance(owner, ast.Name) and owner.id in parameters(forward)[:1]:
+            yield node.lineno, node.value
 
 
 def copy_saved_early(write: Frame, op: str) -> Change | None:
-    """``save_for_backward`` with a copy of the argument written later: ``ctx.save_for_backward(x.clone(), s)``."""
+    """A copy of what is written later: ``ctx.save_for_backward(x.clone(), s)``, ``ctx.x = x.clone()``."""
     statement, found = statement_at(write), saved_early(write, op)
     if statement is None or found is None:
         return None
