@@ -59,8 +59,8 @@ class Clip(NamedTuple):
     """A call that clips: clock, stack, the leaves by ``id``, their memory and that of their gradients.
 
     ``is_filled`` says whether any gradient was nonzero, ``bounds`` whether its bound is one, ``is_run_out``
-    whether an exhausted generator was given. ``bound`` is the bound where it is a number. ``doubled`` is a leaf whose
-    gradient was given once more, for which it was scaled twice.
+    whether an exhausted generator was given. ``bound`` is the bound where it is a number. ``has_scaled`` says whether
+    the norm is known to be beyond it, ``doubled`` is a leaf whose gradient was then given once more, and scaled twice.
     """
 
     clock: int
@@ -73,6 +73,7 @@ class Clip(NamedTuple):
     bounds: bool
     is_run_out: bool
     bound: float | None
+    has_scaled: bool = False
     doubled: _torch.weak_tensor | None = None
 
 
@@ -187,12 +188,13 @@ class ClipCalls:
         number = bound if isinstance(bound, int | float) else None
         ids = frozenset(map(id, leaves))
         # ``norm`` may be the argument for its kind where the inner function is not there to be watched.
-        is_scaled = is_asked and is_bound and number is not None and torch.is_tensor(norm) and bool(norm > number)
-        twice = _given_twice(leaves) if is_scaled and short == "clip_grad_norm_" else None
+        is_norm = short == "clip_grad_norm_" and is_bound and number is not None and torch.is_tensor(norm)
+        scales = is_norm and is_asked and bool(norm > number)
+        twice = _given_twice(leaves) if scales else None
         doubled = None if twice is None else _torch.weak_tensor(twice)
         clock = self._core.tick()
         self.clips.append(
-            Clip(clock, stack, short, ids, storages, of_grads, is_filled, is_bound, is_run_out, number, doubled)
+            Clip(clock, stack, short, ids, storages, of_grads, is_filled, is_bound, is_run_out, number, scales, doubled)
         )
 
 

@@ -1,4 +1,4 @@
-"""Clips of gradients that are missing, used up, or others' than those of the step that follows, or scaled twice."""
+"""Clips of gradients that are missing, used up, others' than those of the step that follows, or to be added to yet."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ _UNSCALES, _LARGE = "GradScaler.unscale_", 500
 
 
 class IdleClip(NamedTuple):
-    """A clip without its effect: its ``kind``, as in the clue of ``clip_without_effect``, and the step beside it."""
+    """A clip without its effect: its ``kind``, as in the clue of ``clip_without_effect``, and the step beside it.
+
+    There is no step where the gradients are a ``part`` of what the next backward of the same line adds to.
+    """
 
     clip: Clip
     kind: str
-    step: StepRecord
+    step: StepRecord | None
     frozen: tuple[_torch.weak_tensor, ...] = ()
     """What it was given, if that is a frozen part of the model, which may have its turn later."""
 
@@ -39,12 +42,14 @@ class IdleClip(NamedTuple):
         """The clues of a report; ``frame`` is where the program runs. An unclipped parameter stands for all."""
         leaf = None if self.clip.doubled is None or self.kind != "doubled" else self.clip.doubled()
         trained = [] if leaf is not None else [one for one in _torch.parameters_of(*optimizers) if one.requires_grad]
-        for storages in (self.clip.storages, self.step.storages):
+        for storages in (self.clip.storages, () if self.step is None else self.step.storages):
             found = (one for one in trained if _torch.storage_or_none(one) in storages)
             leaf = next(found, None) if leaf is None else leaf
         facts = {} if leaf is None else _torch.facts_of(leaf)
         name = None if leaf is None else naming.name_of(leaf, frame)
         clip = Clue("clip", symbolise(self.clip.stack), name, op=self.clip.op, values={**facts, "kind": self.kind})
+        if self.step is None:
+            return clip, Clue("stepped")
         return clip, Clue("stepped", symbolise(self.step.stack), name=self.step.optimizer)
 
     @property
@@ -73,9 +78,23 @@ class Round(NamedTuple):
             later = [one for one in self.steps if (one.end or one.clock) > clip.clock and own in one.storages]
             if later and own:
                 yield IdleClip(clip, "doubled", later[0])
+            elif clip.has_scaled and self._is_part(clip):
+                yield IdleClip(clip, "part", None)
         for clip in self.calls.clips:
             if clip.is_run_out and clip.bounds and self.steps:
                 yield IdleClip(clip, "run_out", self.steps[0])
+
+    def _is_part(self, clip: Clip) -> bool:
+        """Whether the next backward adds to what was clipped: no step has used it, and nothing has cleared it."""
+        clears = (raw for raw in self.writes if raw.op in CLEARS and raw.storage in clip.gradients)
+        is_used = any(not clip.storages.isdisjoint(one.storages) for one in self.steps)
+        if is_used or any(raw.clock > clip.clock for raw in clears):
+            return False
+        held = [one.grad for one in _torch.parameters_of(*self.optimizers) if id(one) in clip.leaves]
+        kept = {_torch.storage_or_none(one) for one in held if one is not None}
+        # ``zero_grad`` may have dropped some, and memory comes back.
+        cleared = [one.clock for one in self.calls.clearings if not clip.leaves.isdisjoint(one.leaves)]
+        return bool(clip.gradients) and clip.gradients <= kept and not any(one > clip.clock for one in cleared)
 
     def _of_others(self, clip: Clip, clips: list[Clip]) -> Iterator[IdleClip]:
         """Yield a clip that got parameters without gradients that no optimizer has, if none got those of the steps."""

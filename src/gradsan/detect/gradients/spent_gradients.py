@@ -15,7 +15,7 @@ without a site if none came; ``name``, the optimizer's).
 ``clip_without_effect``. Roles: ``clip`` (the call; ``values``: ``kind``, ``empty`` where there was nothing to clip,
 ``run_out`` where it was given an exhausted generator, ``spent`` where it came after the step, ``of_last_step`` where
 the step that follows is for others, ``dropped`` where it made a tensor that nothing takes, ``others`` where no
-optimizer has what it was given, ``scaled`` where a ``GradScaler`` unscales later, ``doubled``), ``stepped``.
+optimizer has what it was given, ``scaled`` where a ``GradScaler`` unscales later, ``doubled``, ``part``), ``stepped``.
 ``result_dropped``, of a parameter: role ``written`` (the call; ``name``; ``op``; ``values``: ``shape``, ``dtype``,
 ``device``). ``update_dropped``, of a gradient (``g = g / n`` after ``g = p.grad``): role ``written``; ``op`` is that.
 And the rows of :mod:`gradsan.detect.gradients.wrong_steps` and :mod:`gradsan.detect.gradients.opposed_gradients`.
@@ -110,9 +110,9 @@ class SpentGradients(RoundDetector):
         return True
 
     def goes_on(self, entry: RawBackward) -> bool:
-        """Whether gradients were cleared in a round without a step, were scaled at one, or wait for another loss."""
+        """Whether a fault was seen once, or gradients cleared without a step, scaled at one, or wait for a loss."""
         is_wanted = (entry.stack in self._unstepped and entry.stack not in self._described) or self._is_suspect
-        is_wanted |= self._opposed is not None and self._opposed.is_adding
+        is_wanted |= (self._opposed is not None and self._opposed.is_adding) or 1 in self._rounds_at.values()
         self._gone_on += is_wanted
         return is_wanted and self._gone_on <= _ROUNDS_WITHOUT_STEP
 

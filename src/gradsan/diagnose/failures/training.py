@@ -173,10 +173,11 @@ _CLIPS = {
     "of_last_step": "clip_own",
     "scaled": "clip_unscaled",
     "doubled": "clip_once",
+    "part": "clip_sum",
 }
 
 
-_FILLS, _STEPS = ("of_last_step", "scaled", "doubled"), ("scaled", "doubled")
+_FILLS, _STEPS = ("of_last_step", "scaled", "doubled", "part"), ("scaled", "doubled")
 
 
 def clip_without_effect(failure: Failure) -> Diagnosis | None:
