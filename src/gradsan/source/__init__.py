@@ -79,10 +79,10 @@ _NAMES = {
         "added_to_optimizer are_later_rounds are_updated_alike assignments averaged_array chooses_parameters "
         "is_bound_by_choice is_computed_in_rounds is_filled_once is_target_in_rounds set_by_call"
     ),
-    "flow.members": "container_of is_mapped is_taken_for_copy is_walked_over put_back",
+    "flow.members": "container_of is_mapped is_taken_for_copy is_walked_over put_back shared_member",
     "flow.modules": "DETACHED Shape inplace_layer_false state_given",
     "flow.reaching": "is_of_copy runs_more_often",
-    "flow.reuse": "SecondName argument_read_later copy_second_name copy_where_bound is_made_in_round second_name",
+    "flow.reuse": "SecondName argument_read_later is_made_in_round second_name",
     "flow.results": (
         "cached_function collected_result computed_defaults dropped_update earlier_result element_named is_in_loop "
         "is_running_state line_adding lines_reading names_unpacked one_many_times parameter_names read_behind "
@@ -132,7 +132,8 @@ _NAMES = {
     ),
     "rewrite.checkpointed": "bind_early passed_to_method rebound_at",
     "rewrite.copied": (
-        "buffer_of_copy clone_argument clone_given clone_handed_out clone_source handed_out parameter_of_copy"
+        "buffer_of_copy clone_argument clone_given clone_handed_out clone_source copy_second_name copy_where_bound "
+        "handed_out parameter_of_copy"
     ),
     "rewrite.detached": (
         "detach_after_yield detach_by_own detach_own_reads detach_own_state detach_reads detach_unread is_repeated "

@@ -55,6 +55,7 @@ _STACKS, _LINES, _NODES = 256, 2_000, 2_000
 _ADDS_UP = frozenset({"add_", "sub_", "__iadd__", "__isub__", "index_add_", "scatter_add_", "logical_or_", "__ior__"})
 _SECOND = re.compile(
     r"[\w\]]\s*=\s*\w+(\[[^]]*\])?(\.\w+\([^()]*\))*\s*(,|#|$)|=\s*\w+\.\w+_\(|\+=\s*\[|\.(append|appendleft|insert)\("
+    r"|=\s*(\w+\.)?(copy|replace|dict|list)\(|=\s*\{\s*\*\*"
 )
 
 
@@ -165,6 +166,8 @@ class SecondNames(Finder):
         frame = written.user_frame
         name = None if frame is None else source.written_expression(frame, raws[0].op, ())
         second = None if frame is None or name is None else source.second_name(frame, name)
+        if frame is not None and name is not None and second is None:
+            second = source.shared_member(frame, name)
         if frame is not None and name is not None and second is None and _is_written_again(raws):
             second = source.kept_as_best(frame, name)
         if frame is None or name is None or second is None or (second.kind == "list" and not _is_written_again(raws)):

@@ -13,10 +13,11 @@ from dataclasses import replace
 from gradsan.model import Diagnosis, Fix, Lines
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Edit, changed_lines, edited
-from gradsan.source.flow.reuse import copy_second_name, second_name
+from gradsan.source.flow.reuse import second_name
 from gradsan.source.flow.scopes import Live, Scope, definitions_of, scope_at
 from gradsan.source.identifiers import chain_key, constant_key, imported_as, leaf_name, local_nodes
 from gradsan.source.locate import expression_at
+from gradsan.source.rewrite.copied import copy_second_name
 from gradsan.source.tree import SourceFile
 
 _DEEPEST = 8

@@ -11,12 +11,13 @@ from gradsan.source.change import Change, Edit, edited
 from gradsan.source.flow.bindings import last_binding, returns_argument, takes_result
 from gradsan.source.flow.calls import callers_expression
 from gradsan.source.flow.modules import DETACHED, Shape
+from gradsan.source.flow.reuse import SecondName
 from gradsan.source.flow.rounds import in_same_loops
 from gradsan.source.identifiers import assigned_names, leaf_name, local_nodes
 from gradsan.source.locate import frame_of, statement_at
 
 _MEMBER = re.compile(r"""(\w+)\[(?:"[^"]*"|'[^']*'|\d+)\]""")
-_SHALLOW = frozenset({"dict", "list", "tuple", "copy"})
+_SHALLOW = frozenset({"dict", "list", "tuple", "copy", "replace"})
 
 
 def container_of(frame: Frame, name: str) -> str | None:
@@ -35,6 +36,30 @@ def container_of(frame: Frame, name: str) -> str | None:
         case ast.Dict(keys=[None, *_], values=[ast.Name(id=whole), *_]):
             return whole
     return None
+
+
+def shared_member(frame: Frame, name: str) -> SecondName | None:
+    """``graph.x``, the second name of ``noisy.x``, written at ``frame``: ``noisy`` is a shallow copy of ``graph``.
+
+    None where one of the two is not read again.
+    """
+    statement, root = statement_at(frame), re.split(r"[.\[]", name, maxsplit=1)[0]
+    whole, binding = container_of(frame, root), last_binding(frame, root)
+    if statement is None or statement.scope is None or whole is None or binding is None or root == name:
+        return None
+    copied, last = binding.statement, statement.node.end_lineno or statement.node.lineno
+    written = ast.unparse(ast.parse(name, mode="eval"))
+    other = whole + written.removeprefix(root)
+    nodes = [one for one in local_nodes(statement.scope) if isinstance(one, ast.Name | ast.Attribute | ast.Subscript)]
+    texts = [(node, ast.unparse(node)) for node in nodes if node.lineno > copied.lineno]
+    is_bound_anew = any(
+        text == written and isinstance(node.ctx, ast.Store) and node.lineno < statement.node.lineno
+        for node, text in texts
+    )
+    read = {text: node.lineno for node, text in texts if isinstance(node.ctx, ast.Load) and node.lineno > last}
+    if is_bound_anew or root not in read or other not in read:
+        return None
+    return SecondName(other, "converted", copied.lineno, read[other], None)
 
 
 def is_walked_over(frame: Frame, name: str) -> bool:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gradsan.model import Frame
-from gradsan.source.change import Change, Edit, edited
 from gradsan.source.flow.aliases import bound_parts, overlap, unconverted, viewed
 from gradsan.source.flow.collected import is_emptied, is_inside, keepers, kept_before, part_keepers
 from gradsan.source.flow.reaching import Definition, State, are_compared, reaching
@@ -44,7 +43,7 @@ class SecondName:
     """Another name of a written tensor: ``name``, bound at the line ``bound`` and read at the line ``read``.
 
     ``kind`` is ``name`` where both names are read after the write, as if they were two values, ``converted`` where that
-    is so unless ``clean.float()`` has copied, ``compared`` where one
+    is so unless ``clean.float()``, or ``copy(graph)``, has copied, ``compared`` where one
     is subtracted from the other or compared with it, ``slice`` where both are overlapping slices, ``result`` where the
     second is the result of an in-place method (``noisy = clean.add_(noise)``), ``list`` where each iteration of a loop
     adds the value to the list ``name``, ``part`` where it adds a part that the statement fills, ``returned`` where one
@@ -123,30 +122,6 @@ def statements_of(scope: ScopeNode) -> list[ast.stmt]:
     return sorted(statements, key=lambda node: (node.lineno, node.col_offset))
 
 
-def copy_second_name(frame: Frame, found: SecondName | None) -> Change | None:
-    """The line that binds a second name, with a copy: ``clean = noisy.clone()``, ``augment(x.clone())``.
-
-    None without a second name, or where the source does not show what it is bound to.
-    """
-    statement = statement_at(frame)
-    if statement is None or found is None or found.value is None:
-        return None
-    end = Edit.insert(found.value.end_line, found.value.end_column, ".clone()")
-    return edited(statement.source, [end], "clone_second_name")
-
-
-def copy_where_bound(frame: Frame) -> Change | None:
-    """``last = rows[i].clone()``: a copy of what the one name at ``frame`` is bound to; None for computed values."""
-    statement = statement_at(frame)
-    node = None if statement is None else statement.node
-    if statement is None or not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
-        return None
-    if len(node.targets) > 1 or not isinstance(node.value, ast.Name | ast.Attribute | ast.Subscript | ast.Call):
-        return None
-    span = statement.source.span(node.value)
-    return edited(statement.source, [Edit.insert(span.end_line, span.end_column, ".clone()")], "clone_second_name")
-
-
 def _by_name(statement: Statement, written: str, scope: ScopeNode, statements: list[ast.stmt]) -> SecondName | None:
     result = _result_of_write(statement.node, written)
     if result is not None:
@@ -168,6 +143,8 @@ def _by_name(statement: Statement, written: str, scope: ScopeNode, statements: l
             if given != _whole(definitions_at(scope, alias), source):
                 continue
             read = _read_of_both(statement, written, other, at, scope, statements)
+            if read is None and _reads_other_elements(statement, alias, written, other):
+                read = statement.node.lineno
             if read is None:
                 continue
             later = (one for one in statements if one.lineno == read)
@@ -180,6 +157,28 @@ def _by_name(statement: Statement, written: str, scope: ScopeNode, statements: l
                 kind = kind if unconverted(alias.value) is viewed(alias.value) else "converted"
                 return SecondName(other, kind, alias.lineno, read, statement.source.span(alias.value))
     return None
+
+
+def _reads_other_elements(statement: Statement, alias: ast.stmt, written: str, other: str) -> bool:
+    """``out[i] += x[j]`` in a loop, where ``out = x`` before it: the next round reads elements that this one wrote.
+
+    An element is read to be replaced, by a statement that names no other.
+    """
+    node = statement.node
+    target = (
+        node.targets[0] if isinstance(node, ast.Assign) else node.target if isinstance(node, ast.AugAssign) else None
+    )
+    is_whole = not isinstance(target, ast.Subscript) or not is_name(target.value, written)
+    if is_whole or not statement.loops or is_inside(alias, statement.loops[-1]) or other == written:
+        return False
+    own = ast.dump(target.slice) if isinstance(target, ast.Subscript) else ""
+    parts = {
+        id(one.value): ast.dump(one.slice)
+        for one in ast.walk(node)
+        if isinstance(one, ast.Subscript) and one is not target and isinstance(one.ctx, ast.Load)
+    }
+    reads = (one for one in ast.walk(node) if is_name(one, other) and _is_read(statement.source, one))
+    return any(parts.get(id(one)) not in (None, own) for one in reads)
 
 
 def _by_slice(statement: Statement, written: str, scope: ScopeNode, statements: list[ast.stmt]) -> SecondName | None:
@@ -279,7 +278,8 @@ def _is_written_in(statement: ast.stmt | None, name: str) -> bool:
     if statement is None:
         return False
     if isinstance(statement, ast.AugAssign):
-        return chain_key(statement.target) == name
+        target = statement.target
+        return chain_key(target.value if isinstance(target, ast.Subscript) else target) == name
     own = [one for one in bindings_of(statement) if one.name == name]
     return bool(own) and not any(one.replaces for one in own)
 

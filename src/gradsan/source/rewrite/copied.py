@@ -8,6 +8,7 @@ from collections.abc import Callable
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited, followed
 from gradsan.source.flow.aliases import share_memory
+from gradsan.source.flow.reuse import SecondName
 from gradsan.source.flow.rounds import in_same_function
 from gradsan.source.flow.targets import written_expression
 from gradsan.source.identifiers import leaf_name
@@ -169,3 +170,27 @@ def value_and_clone(source: SourceFile, statement: ast.stmt, name: str, notes: t
     ahead = f"{free} = {source.text(statement.value)}\n{indent}{copies}"
     edits = [Edit.before(span, ahead), Edit(source.span(statement.value), free)]
     return edited(source, edits, "clone_before", notes)
+
+
+def copy_second_name(frame: Frame, found: SecondName | None) -> Change | None:
+    """The line that binds a second name, with a copy: ``clean = noisy.clone()``, ``augment(x.clone())``.
+
+    None without a second name, or where the source does not show what it is bound to.
+    """
+    statement = statement_at(frame)
+    if statement is None or found is None or found.value is None:
+        return None
+    end = Edit.insert(found.value.end_line, found.value.end_column, ".clone()")
+    return edited(statement.source, [end], "clone_second_name")
+
+
+def copy_where_bound(frame: Frame) -> Change | None:
+    """``last = rows[i].clone()``: a copy of what the one name at ``frame`` is bound to; None for computed values."""
+    statement = statement_at(frame)
+    node = None if statement is None else statement.node
+    if statement is None or not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
+        return None
+    if len(node.targets) > 1 or not isinstance(node.value, ast.Name | ast.Attribute | ast.Subscript | ast.Call):
+        return None
+    span = statement.source.span(node.value)
+    return edited(statement.source, [Edit.insert(span.end_line, span.end_column, ".clone()")], "clone_second_name")
