@@ -61,7 +61,11 @@ def _where_saved(name: str, site: Site, conflict: Conflict) -> str:
     level = shared_level(written, saved)
     if level < 0:
         return name
-    found = lifted(name, written, level, site) or name
+    found = lifted(name, written, level, site)
+    if found is None:
+        # A hook's, or a backward's, own name for what the function that saved it has a variable of.
+        held = {one.text for one in conflict.names}.intersection(operands_at_save(conflict))
+        return held.pop() if len(held) == 1 and level == len(saved) - 1 else name
     result = result_at_save(conflict) if conflict.save.is_output else None
     there = source.operand_expressions(saved[-1]) if result is None else [result]
     at_save = {lifted(one, saved, level) for one in there}

@@ -149,7 +149,9 @@ class UnrecordedReads(RoundDetector):
         at = (_torch.storage_or_none(tensor), place_of(tensor), int(tensor.output_nr))
         facts, own = _torch.facts_of(tensor), conflicts.tensor_info(tensor, was_leaf=False).region
         given = self._uncounted.replaced_since(tensor, lambda one: bool(maker < one.sequence))
-        if given is not None and given.sequence <= number and given.clock > self._begun:
+        # Of a copy of its own values the later write is told, below.
+        is_new = given is not None and not all(one.is_copy for one in given.earlier if maker < one.sequence)
+        if given is not None and is_new and given.sequence <= number and given.clock > self._begun:
             whole = Part(own, None, False)
             yield _Read(number, maker, given.clock, given.sequence, "data =", given.stack, None, facts, whole, at)
         export = self._written_outside(tensor, maker)
