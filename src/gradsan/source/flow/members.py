@@ -45,7 +45,7 @@ def shared_member(frame: Frame, name: str) -> SecondName | None:
     """
     statement, root = statement_at(frame), re.split(r"[.\[]", name, maxsplit=1)[0]
     whole, binding = container_of(frame, root), last_binding(frame, root)
-    if statement is None or statement.scope is None or whole is None or binding is None or root == name:
+    if statement is None or statement.scope is None or whole in (None, root) or binding is None or root == name:
         return None
     copied, last = binding.statement, statement.node.end_lineno or statement.node.lineno
     written = ast.unparse(ast.parse(name, mode="eval"))
