@@ -28,7 +28,7 @@ from gradsan.record.steps import BackwardRecord, StepLog
 CONTEXT, UNMARKED = "context_attribute", "missing_mark_dirty"
 
 
-_BYTES_OF_AN_ARRAY = 16 * 2**20
+_BYTES_OF_AN_ARRAY = 2**20
 
 
 class NotedArray:
@@ -67,6 +67,21 @@ def noted_array(value: Any) -> NotedArray | None:
     """Note an array; None for a large one, and one of objects."""
     is_small = type(value).__name__ == "ndarray" and value.nbytes <= _BYTES_OF_AN_ARRAY
     return NotedArray(value) if is_small and not value.dtype.hasobject else None
+
+
+def _references_to(attributes: dict[str, Any]) -> dict[str, int]:
+    return {name: sys.getrefcount(value) for name, value in attributes.items()}
+
+
+_OF_THE_DICT = _references_to({"": object()})[""]
+"""What is counted of a value that only its dict has."""
+
+
+def held_alone(attributes: dict[str, Any]) -> set[str]:
+    """The arrays that only ``ctx`` has, by attribute: nothing but backward can write their memory."""
+    counts = _references_to(attributes)
+    arrays = (name for name, value in attributes.items() if type(value).__name__ == "ndarray" and value.base is None)
+    return {name for name in arrays if counts[name] <= _OF_THE_DICT}
 
 
 class Kept(NamedTuple):

@@ -225,10 +225,12 @@ class Functions(Detector):
         stack, core = self._core.stack(1), self._core
         for one in self._arrays:
             one.written = (core.tick(), stack) if one.is_changed else None
+        alone = function_conflicts.held_alone(attributes)
         kept: list[tuple[str, Any]] = [
             (path, noted)
             for path, value in function_conflicts.kept_values(kind, attributes)
-            if (noted := self._notes.note(value) if _torch.is_tensor(value) else function_conflicts.noted_array(value))
+            if path not in alone
+            and (noted := self._notes.note(value) if _torch.is_tensor(value) else function_conflicts.noted_array(value))
             is not None
         ]
         self._arrays = [noted for _, noted in kept if isinstance(noted, function_conflicts.NotedArray)]

@@ -98,11 +98,11 @@ def for_checkpoint(facts: Facts) -> tuple[Fix, ...]:
 
 def for_context(facts: Facts) -> tuple[Fix, ...]:
     """Keep a copy of the tensor; or keep it by save_for_backward, which makes PyTorch refuse the write."""
+    if not facts.conflict.save.tensor.storage:  # an array of NumPy's own memory
+        return (_function_fix("copy_on_context", facts),)
     attribute, defined = facts.conflict.save.slot or "", _definition(facts)
     copied: Lines = ()
     lines: Lines = ()
-    if not facts.conflict.save.tensor.storage:  # an array of NumPy's own memory
-        return (_function_fix("copy_on_context", facts),)
     if defined is not None:
         kept = source.kept_on_context(defined, attribute.partition(".")[0])
         copied = source.changed_at(kept, lambda frame: source.clone_at_save(frame, f"ctx.{attribute}"))

@@ -135,8 +135,21 @@ def reads_of_method(kind: type, name: str) -> ClassReads:
     return ClassReads(frozenset(attributes), frozenset(bound), tuple(map(weakref.ref, functions)))
 
 
-_TWICE = frozenset({"COPY", "DUP_TOP", "DUP_TOP_TWO"})
-"""Instructions of an augmented assignment: in front of the attribute, or behind the index of its element."""
+def _is_counted_up(instructions: list[dis.Instruction], position: int) -> bool:
+    """Whether an augmented assignment changes the attribute read at ``position``, or an element of it.
+
+    It copies the owner of an attribute, or a container with its index below the top of the stack, before it reads them.
+    """
+    if position and instructions[position - 1].opname in ("COPY", "DUP_TOP"):
+        return True
+    depth = 1
+    for one in instructions[position + 1 :]:
+        if one.opname in ("COPY", "DUP_TOP_TWO"):
+            return depth > 1 and (one.opname == "DUP_TOP_TWO" or one.arg == depth)
+        depth += dis.stack_effect(one.opcode, one.arg)
+        if depth < 1:
+            return False
+    return False
 
 
 @functools.lru_cache(maxsize=4096)
@@ -153,8 +166,8 @@ def values_read(code: CodeType, attribute: str) -> bool:
                 following.argval if following is not None and following.opname in ("LOAD_ATTR", "LOAD_METHOD") else None
             )
             called = str(instructions[position - 2].argval) if position >= 2 else ""
-            twice = {one.opname for one in instructions[max(position - 1, 0) : position + 3 : 3]}
-            if asked not in ASKS_FOR_SHAPE and not called.endswith("_like") and twice.isdisjoint(_TWICE):
+            is_asked = asked in ASKS_FOR_SHAPE or called.endswith("_like")
+            if not is_asked and not _is_counted_up(instructions, position):
                 return True
     return any(values_read(inner, attribute) for inner in code.co_consts if isinstance(inner, CodeType))
 

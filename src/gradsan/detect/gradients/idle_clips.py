@@ -85,10 +85,12 @@ class Round(NamedTuple):
                 yield IdleClip(clip, "run_out", self.steps[0])
 
     def _is_part(self, clip: Clip) -> bool:
-        """Whether the next backward adds to what was clipped: no step has used it, and nothing has cleared it."""
-        clears = (raw for raw in self.writes if raw.op in CLEARS and raw.storage in clip.gradients)
+        """Whether the next backward adds to what was clipped: no step has used it, and nothing has written it."""
         is_used = any(not clip.storages.isdisjoint(one.storages) for one in self.steps)
-        if is_used or any(raw.clock > clip.clock for raw in clears):
+        own = clip.stack.codes
+        later = (raw for raw in self.writes if raw.clock > clip.clock and raw.storage in clip.gradients)
+        # Zeros come by any operation (``grad.mul_(0)``, ``grad.copy_(zeros)``), but not by the call itself.
+        if is_used or any(raw.stack.codes[-len(own) :] != own for raw in later):
             return False
         held = [one.grad for one in _torch.parameters_of(*self.optimizers) if id(one) in clip.leaves]
         kept = {_torch.storage_or_none(one) for one in held if one is not None}

@@ -165,13 +165,12 @@ def _reads_other_elements(statement: Statement, alias: ast.stmt, written: str, o
     An element is read to be replaced, by a statement that names no other.
     """
     node = statement.node
-    target = (
-        node.targets[0] if isinstance(node, ast.Assign) else node.target if isinstance(node, ast.AugAssign) else None
-    )
-    is_whole = not isinstance(target, ast.Subscript) or not is_name(target.value, written)
-    if is_whole or not statement.loops or is_inside(alias, statement.loops[-1]) or other == written:
+    target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+    if not isinstance(target, ast.Subscript) or not is_name(target.value, written) or other == written:
         return False
-    own = ast.dump(target.slice) if isinstance(target, ast.Subscript) else ""
+    if not statement.loops or is_inside(alias, statement.loops[-1]):
+        return False
+    own = ast.dump(target.slice)
     parts = {
         id(one.value): ast.dump(one.slice)
         for one in ast.walk(node)
